@@ -16,7 +16,7 @@ from hpcstage.record.figures.track import rows_over_time
 from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Contention, GroupSection, NodeRow, OwnPeriod
+from hpcstage.record.schema import Contention, GroupSection, NodeRow, Period
 from hpcstage.units import format_duration, format_share
 
 SLOWER_SHARE = 0.75
@@ -36,7 +36,7 @@ def rows_of(
 ) -> list[NodeRow]:
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
     behind = _behind([node.split.waited_s for node in nodes])
-    slow = _slow(nodes, behind, wall_s, contention.own_periods or ())
+    slow = _slow(nodes, behind, wall_s, contention.periods)
     over_time = rows_over_time([node.track for node in nodes])
     rows = [_row(*found) for found in zip(nodes, slow, behind, over_time, strict=True)]
     return [*rows, *(_unheard(run, name) for name in silent)]
@@ -74,9 +74,9 @@ def _unheard(run: RunPart, name: str) -> NodeRow:
 # ---- slow nodes ----
 
 
-def _slow(nodes: Sequence[Digest], behind: Values, wall_s: float, periods: Sequence[OwnPeriod]) -> list[list[str]]:
+def _slow(nodes: Sequence[Digest], behind: Values, wall_s: float, periods: Sequence[Period]) -> list[list[str]]:
     """Returns for each node the figures in which it is slower than the others, in words."""
-    alone: dict[str, list[OwnPeriod]] = defaultdict(list)
+    alone: dict[str | None, list[Period]] = defaultdict(list)
     for period in periods:
         alone[period.host].append(period)
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
@@ -94,13 +94,13 @@ def _waits(behind_s: float | None, wall_s: float) -> list[str]:
     return [f"waited {format_duration(behind_s)} longer for files than the others"]
 
 
-def _paces(node: Digest, periods: Sequence[OwnPeriod]) -> list[str]:
+def _paces(node: Digest, periods: Sequence[Period]) -> list[str]:
     said = []
     if node.relative_pace is not None and node.relative_pace < SLOWER_SHARE:
         said.append(f"reads the source at {format_share(node.relative_pace)} of the others' rate")
     if periods:
-        length_s = sum(p.end_s - p.start_s for p in periods)
-        loss = sum((p.end_s - p.start_s) * p.loss for p in periods) / length_s
+        length_s = sum(one.length_s for one in periods)
+        loss = sum(one.cost_s for one in periods) / length_s
         said.append(f"fell behind the others for {format_duration(length_s)}, by {format_share(loss)}")
     return said
 

@@ -239,29 +239,30 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedPeriod:
-    """A period in which the source fell. With several nodes, more than half of those that read then fell at once, so it
-    is the shared file system; with one node its own link looks the same."""
+class Period:
+    """A period in which the source fell, or only what one node got of it."""
 
     start_s: float
     end_s: float
     loss: Share
-    """1 - mean bandwidth in the period / best bandwidth."""
+    """1 - mean bandwidth in the period / best bandwidth; of one node's, both relative to the other nodes'."""
+    host: str | None = None
+    """The node that alone fell behind the median of the others: its link, or its load. Null: more than half of those
+    that read then fell at once, so it is the shared file system; with one node its own link looks the same."""
     nodes: Count = 1
     """The number of nodes that fell."""
     nodes_observed: Count = 1
     """The number of nodes that read the source then."""
 
+    @property
+    def length_s(self) -> float:
+        """Returns how long it was."""
+        return self.end_s - self.start_s
 
-@dataclass(frozen=True, kw_only=True)
-class OwnPeriod:
-    """A period in which one node fell behind the median of the others, who did not: its link, or its load."""
-
-    start_s: float
-    end_s: float
-    loss: NotNegative
-    """1 - its speed / the speed that it has otherwise, both relative to the other nodes'."""
-    host: str
+    @property
+    def cost_s(self) -> float:
+        """Returns the time that it cost where nothing but the source limits."""
+        return self.length_s * self.loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,13 +292,17 @@ class Contention:
     """The rate of the source at its best: to all nodes together."""
     typical_bytes_per_s: NotNegative | None
     """The rate at the median, to all nodes together."""
-    periods: tuple[SharedPeriod, ...]
-    own_periods: tuple[OwnPeriod, ...] | None = None
-    """The periods of single nodes, those that cost most first. Null: there was no other node to compare with."""
+    periods: tuple[Period, ...]
+    """Those of the source, then those of single nodes, of which those that cost most come first."""
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together."""
     latency_ms: Latency
+
+    @property
+    def shared(self) -> tuple[Period, ...]:
+        """Returns the periods of the source."""
+        return tuple(one for one in self.periods if one.host is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,7 +467,7 @@ class Record:
             "nodes": (NodeRow, self.nodes),
             "time": (TimeSplit, [self.time_split]),
             "datasets": (DatasetPart, self.datasets),
-            "periods": (SharedPeriod, self.contention.periods),
+            "periods": (Period, self.contention.periods),
             "notes": (Note, self.notes),
         }
         frames = {

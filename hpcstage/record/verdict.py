@@ -180,9 +180,9 @@ class _Judge:
             return "local-disk-limits", f"{wait}, most of it for the local disk: {advice}"
         if fitting := self._not_fitting(opens, reasons):
             return "does-not-fit", f"{wait}: {fitting}"
-        lost_s = sum((one.end_s - one.start_s) * one.loss for one in record.contention.periods)
+        lost_s = sum(one.cost_s for one in record.contention.shared)
         if lost_s and lost_s >= LOST_SHARE * (split.wait_source_s or 0.0):
-            slow_s = sum(one.end_s - one.start_s for one in record.contention.periods)
+            slow_s = sum(one.length_s for one in record.contention.shared)
             mean = _share(lost_s / slow_s)
             text = f"the source was {mean} below its own best for {format_duration(slow_s)}"
             return "source-contended", f"{wait}: {text}; run it at another time before you change anything"

@@ -126,7 +126,7 @@ def wait_share(split: TimeSplit) -> float | None:
 
 def contended_s(part: Contention) -> float | None:
     """Returns how long the source was slow; None where that cannot be said."""
-    return None if part.verdict in (None, "unknown") else sum(one.end_s - one.start_s for one in part.periods)
+    return None if part.verdict in (None, "unknown") else sum(one.length_s for one in part.shared)
 
 
 def times(split: TimeSplit) -> list[tuple[str, float]]:

@@ -36,7 +36,7 @@ def test_all_at_once_is_the_source(count: int) -> None:
     assert (period["start_s"], period["end_s"]) == (pytest.approx(20, abs=1.5), pytest.approx(33, abs=1.5))
     assert period["loss"] == pytest.approx(0.7, abs=0.07)
     assert (period["nodes"], period["nodes_observed"]) == (count, count)
-    assert found["own_periods"] == []
+    assert period["host"] is None
     assert found["best_bytes_per_s"] == pytest.approx(400e6, rel=0.06)
 
 
@@ -47,8 +47,7 @@ def test_one_alone_is_its_own(count: int, start_s: float, end_s: float) -> None:
     nodes = list(job(count))
     nodes[1] = node(1, count, own=between(start_s, end_s, 0.35))
     found = section(nodes, count)
-    assert found["periods"] == []
-    (period,) = found["own_periods"]
+    (period,) = found["periods"]
     assert period["host"] == "node0001"
     assert (period["start_s"], period["end_s"]) == (pytest.approx(start_s, abs=2), pytest.approx(end_s, abs=2))
     assert period["loss"] == pytest.approx(0.65, abs=0.1)
@@ -58,9 +57,9 @@ def test_both_are_told_apart() -> None:
     source = between(10, 22, 0.4)
     nodes = [node(i, 8, source=source) for i in range(7)] + [node(7, 8, source=source, own=between(15, 50, 0.3))]
     found = section(nodes, 8)
-    assert [(round(p["start_s"]), round(p["end_s"])) for p in found["periods"]] == [(10, 22)]
-    (own,) = found["own_periods"]
-    assert own["host"] == "node0007"
+    shared, own = found["periods"]
+    assert (round(shared["start_s"]), round(shared["end_s"])) == (10, 22)
+    assert (shared["host"], own["host"]) == (None, "node0007")
     assert (own["start_s"], own["end_s"]) == (pytest.approx(15, abs=2), pytest.approx(50, abs=2))
 
 
@@ -69,7 +68,6 @@ def test_a_node_that_is_always_slower_is_slow_but_has_no_period() -> None:
     nodes[3] = node(3, 6, own=lambda _: 0.4)
     record = composed(run(6), nodes)
     assert record["contention"]["periods"] == []
-    assert record["contention"]["own_periods"] == []
     (slow,) = [r for r in record["nodes"] if r["slow"]]
     assert slow["host"] == "node0003"
     (said,) = slow["slow"]
@@ -82,7 +80,7 @@ def test_no_false_alarm_in_quiet_jobs() -> None:
         count, seconds = rng.choice([2, 3, 5, 16]), rng.choice([10, 60, 200])
         nodes = [node(i, count, 0, samples=quiet(rng, seconds, 1e8)) for i in range(count)]
         found = section(nodes, count)
-        assert (found["periods"], found["own_periods"]) == ([], []), (seed, count, seconds)
+        assert found["periods"] == [], (seed, count, seconds)
 
 
 def quiet(rng: random.Random, seconds: int, level: float) -> list[Sample]:
@@ -101,14 +99,14 @@ def test_nodes_that_finish_early_leave_more_to_the_rest() -> None:
         seen = [Sample(float(s), 1.0, int(rate), int(rate / 1e5) + 1, busy=16.0) for s, rate in enumerate(rates)]
         nodes.append(node(index, 8, 0, samples=seen))
     found = section(nodes, 8)
-    assert (found["periods"], found["own_periods"]) == ([], [])
+    assert found["periods"] == []
 
 
 def test_nodes_whose_links_are_the_limit_and_that_finish_early() -> None:
     rng = random.Random(4)
     nodes = [node(i, 8, 0, samples=quiet(rng, 30 + 8 * i, 5e7)) for i in range(8)]
     found = section(nodes, 8)
-    assert (found["periods"], found["own_periods"]) == ([], [])
+    assert found["periods"] == []
 
 
 def test_a_single_reader_of_the_source_among_several_nodes() -> None:
@@ -118,7 +116,7 @@ def test_a_single_reader_of_the_source_among_several_nodes() -> None:
     found = section(nodes, 4)
     (period,) = found["periods"]
     assert (period["nodes"], period["nodes_observed"]) == (1, 1)
-    assert found["own_periods"] is None
+    assert period["host"] is None
 
 
 def test_a_slow_disk_is_told_from_a_slow_link() -> None:

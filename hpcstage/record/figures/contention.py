@@ -28,10 +28,10 @@ from typing import TypeAlias
 from hpcstage.protocol.shim import bucket_upper_ns
 from hpcstage.record.figures import detect
 from hpcstage.record.figures.counts import joined
-from hpcstage.record.figures.detect import Period, Point
+from hpcstage.record.figures.detect import Point
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import CELL_S, LEAST_INTERVALS, Track, aligned
-from hpcstage.record.schema import Contention, Latency, OwnPeriod, Percentiles, SharedPeriod
+from hpcstage.record.schema import Contention, Latency, Percentiles, Period
 
 MOST_LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
@@ -90,9 +90,8 @@ def _judged(
     ]
     found = detect.find(points) if len(points) >= LEAST_INTERVALS else None
     ratios = _ratios(rows)
-    if len(names) > 1:
-        own = sorted(_own(names, tracks[0], ratios), key=lambda p: (p.start_s - p.end_s) * p.loss)
-        section = replace(section, own_periods=tuple(own[:MOST_LISTED]))
+    own = tuple(sorted(_own(names, tracks[0], ratios), key=lambda one: -one.cost_s)[:MOST_LISTED])
+    section = replace(section, periods=own)
     if found is not None:
         shared = tuple(_shared(rows, tracks[0], found.periods))
         unclear = found.unclear or len(shared) < len(found.periods)
@@ -101,7 +100,7 @@ def _judged(
             section,
             best_bytes_per_s=found.best,
             typical_bytes_per_s=usual * median(rate for rate, is_full in zip(measured, full, strict=True) if is_full),
-            periods=shared,
+            periods=shared + own,
             verdict="periods" if shared else "unknown" if unclear else "none",
         )
     return section, [_middle(row) for row in ratios]
@@ -160,7 +159,7 @@ def _upper(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 # ---- the source, and single nodes
 
 
-def _shared(rows: Sequence[Row], track: Track, periods: Sequence[Period]) -> Iterator[SharedPeriod]:
+def _shared(rows: Sequence[Row], track: Track, periods: Sequence[Period]) -> Iterator[Period]:
     """Yields the periods in which more than half of the observed nodes were slower."""
 
     def inside(period: Period, at: int) -> bool:
@@ -175,7 +174,7 @@ def _shared(rows: Sequence[Row], track: Track, periods: Sequence[Period]) -> Ite
         shares = [speed / level for speed, level in pairs if speed is not None and level]
         fallen = sum(share < detect.BORDER_SHARE for share in shares)
         if 2 * fallen > len(shares):
-            yield SharedPeriod(**vars(period), nodes=fallen, nodes_observed=len(shares))
+            yield replace(period, nodes=fallen, nodes_observed=len(shares))
 
 
 def _mean(row: Row, cells: Sequence[int]) -> float | None:
@@ -208,7 +207,7 @@ def _middle(row: Row) -> float | None:
     return median(known) if len(known) >= LEAST_INTERVALS else None
 
 
-def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[OwnPeriod]:
+def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[Period]:
     """Yields the periods of the nodes that lag behind the others most; being faster than them is no level to fall
     from."""
     lags = [sum(max(0.0, detect.FALLEN_SHARE - share) for share in row if not isnan(share)) for row in ratios]
@@ -216,7 +215,7 @@ def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[
         points = [_point(track, cell, share) for cell, share in enumerate(ratios[at]) if not isnan(share)]
         found = detect.find(points, 1.0) if len(points) >= LEAST_INTERVALS else None
         for period in found.periods if found else ():
-            yield OwnPeriod(**vars(period), host=names[at])
+            yield replace(period, host=names[at])
 
 
 # ---- latencies

@@ -13,6 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from hpcstage.record.schema import Period
+
 FALLEN_SHARE = 0.75
 """A period's median is below this share of the best level."""
 BORDER_SHARE = 0.86
@@ -52,16 +54,6 @@ class Point(NamedTuple):
     def end_s(self) -> float:
         """Returns when the interval ends."""
         return self.start_s + self.length_s
-
-
-@dataclass(frozen=True)
-class Period:
-    """One period of contention."""
-
-    start_s: float
-    end_s: float
-    loss: float
-    """1 - mean speed / best speed."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,8 @@ def _counts(run: Sequence[Point], noise: float, best: float) -> bool:
 
 def _period(run: Sequence[Point], best: float) -> Period:
     inner = run[1:-1] if len(run) > 2 * NEIGHBOURS else run  # its ends may lie partly outside
-    return Period(run[0].start_s, run[-1].end_s, max(0.0, 1 - _mean(inner) / best))
+    loss = max(0.0, 1 - _mean(inner) / best)
+    return Period(start_s=run[0].start_s, end_s=run[-1].end_s, loss=loss)
 
 
 def _log(point: Point, best: float) -> float:

@@ -149,7 +149,7 @@ def _timeline(record: Record) -> list[Chart]:
     before = [0.0] * round(max(0.0, first_s[0]) / series.interval_s)  # the axis begins with the run
     bands = [
         Band(one.start_s, one.end_s, f"contention: {percent(one.loss)} below its best")
-        for one in record.contention.periods[:MOST_BANDS]
+        for one in record.contention.shared[:MOST_BANDS]
     ]
     found = []
     for name, values, style in (
@@ -167,11 +167,12 @@ def _timeline(record: Record) -> list[Chart]:
 def _periods(part: Contention) -> list[str]:
     told = [
         f"{clock(one.start_s)} to {clock(one.end_s)}: the source was {percent(one.loss)} below its own best"
-        for one in part.periods[:MOST_BANDS]
+        for one in part.shared[:MOST_BANDS]
     ]
     return told + [
         f"{clock(one.start_s)} to {clock(one.end_s)}: {one.host} alone was {percent(one.loss)} behind the others"
-        for one in part.own_periods or ()
+        for one in part.periods
+        if one.host is not None
     ]
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hpcstage.record.figures.counts import add
 from hpcstage.record.parts.checkpoints import CheckpointsPart
-from hpcstage.record.schema import Contention, Note, OwnPeriod, Percentiles, Record, Severity, SharedPeriod
+from hpcstage.record.schema import Contention, Note, Percentiles, Period, Record, Severity
 from hpcstage.record.verdict import untold
 from hpcstage.report import figures
 from hpcstage.report.canvas import Canvas, Sparkline, Wrapped, cleaned, grid, indented, line, section
@@ -206,22 +206,20 @@ def _periods(part: Contention) -> list[str]:
     """Names the periods that cost most, of the source and of single nodes, and says how many there are besides."""
     if part.best_bytes_per_s is None:
         return []
-    told: list[tuple[SharedPeriod | OwnPeriod, str]] = []
-    for shared in part.periods:
-        at_once = "" if part.own_periods is None else f", on {shared.nodes} of {shared.nodes_observed} nodes at once"
-        told.append((shared, f"contention {_when(shared)} below its best{at_once}"))
-    told += [(own, f"{short_name(own.host)} alone {_when(own)} behind the others") for own in part.own_periods or ()]
-    told.sort(key=lambda pair: (pair[0].start_s - pair[0].end_s) * pair[0].loss)
-    lines = [text for _, text in told[:MOST_PERIODS]]
-    if rest := len(told) - len(lines):
+    lines = [_period(one) for one in sorted(part.periods, key=lambda one: -one.cost_s)[:MOST_PERIODS]]
+    if rest := len(part.periods) - len(lines):
         lines[-1] += f" (and {rest} more)"
     if part.verdict == "unknown":
         return lines or ["contention: cannot tell (seen for too short a time, or it varies too much)"]
     return lines or ["no contention: never well below its own best"]
 
 
-def _when(period: SharedPeriod | OwnPeriod) -> str:
-    return f"{clock(period.start_s)} to {clock(period.end_s)}: {percent(period.loss)}"
+def _period(one: Period) -> str:
+    when = f"{clock(one.start_s)} to {clock(one.end_s)}: {percent(one.loss)}"
+    if one.host is not None:
+        return f"{short_name(one.host)} alone {when} behind the others"
+    at_once = f", on {one.nodes} of {one.nodes_observed} nodes at once" if one.nodes_observed > 1 else ""
+    return f"contention {when} below its best{at_once}"
 
 
 def clock(value_s: float) -> str:
