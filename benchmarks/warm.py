@@ -13,7 +13,7 @@ import os
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Warm:
                 ended.result()
         shutil.rmtree(local)
         times = {"staged_s": self._later("staged"), "local_s": self._later("local")}
-        return {"seconds": statistics.median(times["staged_s"]), **times, "share": found["coverage"]["share"]}
+        return {"seconds": statistics.median(times["staged_s"]), **times, "share": _swapped(found["coverage"])}
 
     @contextlib.contextmanager
     def _turns(self) -> Iterator[tuple[Path, Path]]:
@@ -105,8 +105,8 @@ class Warm:
             run_words = ("--intercept", layer)
             found, _ = self._behind("upfront", run_words, words)
             stdout = self._stdout
-        layers = found["coverage"]["layers"]
-        return {**json.loads(stdout), "layers": sorted(layers), "swapped": found["coverage"]["share"]}
+        coverage = found["coverage"]
+        return {**json.loads(stdout), "layers": sorted(coverage["layers"]), "swapped": _swapped(coverage)}
 
     def _open_words(self, below: Path) -> list[str]:
         outside = self.where.disk / "outside.bin"
@@ -122,6 +122,11 @@ class Warm:
     def _later(self, name: str) -> list[float]:
         times = json.loads((self.where.disk / f"{name}.json").read_text(encoding="utf-8"))
         return [end - start for start, end in times["epochs_s"]][1:]
+
+
+def _swapped(coverage: Mapping[str, Any]) -> float | None:
+    """Returns the share of the opens that got a copy."""
+    return coverage["swapped"] / coverage["opens"] if coverage["opens"] else None
 
 
 def of_local(bench: Bench, cell: str) -> float | None:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpcstage.daemon.copying.copies import DatasetFacts
 from hpcstage.daemon.copying.engine import Engine
 from hpcstage.daemon.queue.states import FileState
 from hpcstage.daemon.queue.useful import Unserved
@@ -20,7 +19,7 @@ from hpcstage.protocol.shim import Reason
 from hpcstage.units import format_number, format_size
 
 if TYPE_CHECKING:
-    from hpcstage.record.parts.part import DatasetPart, NodePart, NodeTotals
+    from hpcstage.record.parts.part import NodePart, NodeTotals
 
 ERRORS_ARE_IN = "the first errors are in nodes/{host}.json in the run directory, under errors"
 DISK_FULL = "free space there, or name a larger disk with --local-dir; a larger --budget does not help"
@@ -50,7 +49,9 @@ class Findings(Service):
         hist_open, hist_read = engine.pool.stats.histograms()
         return replace(
             part,
-            datasets=[_staged(*both) for both in zip(part.datasets, engine.copies.by_dataset, strict=True)],
+            datasets=[
+                replace(one, **vars(facts)) for one, facts in zip(part.datasets, engine.copies.by_dataset, strict=True)
+            ],
             staged_s=None if self._staged_at is None else round(self._staged_at - self._base.started, 6),
             totals=_copied(part.totals, engine),
             budget_bytes=self._limit.size_bytes,
@@ -65,16 +66,6 @@ class Findings(Service):
         found = problems(self._engine, self._limit, self._unserved, host)
         # Where the store was closed, its own problem tells why nothing more was staged.
         return [one for one in found if one.id != "local-failed"] if self._base.page.is_closed else found
-
-
-def _staged(dataset: DatasetPart, facts: DatasetFacts) -> DatasetPart:
-    return replace(
-        dataset,
-        files=facts.files,
-        size_bytes=facts.size_bytes,
-        staged_files=facts.staged_files,
-        staged_bytes=facts.staged_bytes,
-    )
 
 
 def _copied(totals: NodeTotals, engine: Engine) -> NodeTotals:

@@ -228,11 +228,7 @@ def _epochs_by_opens(record: Record) -> int | None:
 
     Opens are asked first, as a loader counts its epochs over validation data, too.
     """
-    counts = [dataset.files for dataset in record.datasets]
-    opens, total = record.coverage.opens, sum(filter(None, counts))
-    if not opens or not total or None in counts:
-        return None
-    times = opens / total
+    times = ratio(record.coverage.opens, record.files) or 0.0
     return round(times) if times >= 0.9 and abs(times - round(times)) < 0.1 * times else None
 
 

@@ -13,7 +13,6 @@ from hpcstage.record.figures.contention import median_without
 from hpcstage.record.figures.counts import opens_of
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import rows_over_time
-from hpcstage.record.parts.part import GroupPart
 from hpcstage.record.parts.roster import Presence, unheard_why
 from hpcstage.record.parts.run import RunPart
 from hpcstage.record.schema import Contention, GroupSection, NodeRow, Period
@@ -35,14 +34,13 @@ def rows_of(
     run: RunPart, nodes: Sequence[Digest], silent: Sequence[str], wall_s: float, contention: Contention
 ) -> list[NodeRow]:
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
-    behind = _behind([node.split.waited_s for node in nodes])
-    slow = _slow(nodes, behind, wall_s, contention.periods)
+    slow = _slow(nodes, wall_s, contention.periods)
     over_time = rows_over_time([node.track for node in nodes])
-    rows = [_row(*found) for found in zip(nodes, slow, behind, over_time, strict=True)]
+    rows = [_row(*found) for found in zip(nodes, slow, over_time, strict=True)]
     return [*rows, *(_unheard(run, name) for name in silent)]
 
 
-def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: tuple[Count, ...] | None) -> NodeRow:
+def _row(node: Digest, slow: Sequence[str], over_time: tuple[Count, ...] | None) -> NodeRow:
     part, totals = node.part, node.totals
     known = node.speaks
     return NodeRow(
@@ -50,7 +48,6 @@ def _row(node: Digest, slow: Sequence[str], behind_s: float | None, over_time: t
         state=node.state,
         why=node.why,
         slow=tuple(slow),
-        behind_s=behind_s,
         staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
         staged_files=sum(dataset.staged_files for dataset in part.datasets) if known else None,
         source_bytes=totals.source_bytes if known else None,
@@ -74,11 +71,12 @@ def _unheard(run: RunPart, name: str) -> NodeRow:
 # ---- slow nodes ----
 
 
-def _slow(nodes: Sequence[Digest], behind: Values, wall_s: float, periods: Sequence[Period]) -> list[list[str]]:
+def _slow(nodes: Sequence[Digest], wall_s: float, periods: Sequence[Period]) -> list[list[str]]:
     """Returns for each node the figures in which it is slower than the others, in words."""
     alone: dict[str | None, list[Period]] = defaultdict(list)
     for period in periods:
         alone[period.host].append(period)
+    behind = _behind([node.split.waited_s for node in nodes])
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
     rates = [node.disk_read_bytes_per_s for node in nodes]
     reads = _times_others([None if rate is None else 1 / rate for rate in rates])
@@ -142,21 +140,12 @@ def group_of(nodes: Sequence[Digest], total: int) -> GroupSection | None:
     """Returns the section; None where the job has one node."""
     if total < 2:
         return None
-    groups = [group for node in nodes if (group := node.part.group)]
-    alone = [node for node in nodes if node.state is Presence.OK and not _generations(node.part.group)]
     told = [node.part for node in nodes if node.speaks]
-    troubled = [node.part.group for node in alone] or [group for group in groups if group.generations > 1]
     return GroupSection(
         placement=_most_frequent([part.placement for part in told]),
         placement_why=next((part.placement_why for part in told if part.placement_why), None),
-        generations=max(map(_generations, groups), default=0),
-        alone_count=len(alone),
-        why=next((group.why for group in troubled if group and group.why), None),
+        generations=max((group.generations for node in nodes if (group := node.part.group)), default=0),
     )
-
-
-def _generations(group: GroupPart | None) -> int:
-    return group.generations if group else 0
 
 
 def _most_frequent(placements: Sequence[str]) -> str | None:

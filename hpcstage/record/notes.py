@@ -7,6 +7,7 @@ RULES.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from hpcstage.problem import NO_PYTHON, Problem
 from hpcstage.protocol.shim import PYTHON_SLOTS_FROM, SLOTS
@@ -191,16 +192,12 @@ WAITS_SHARE = 0.15
 
 def store_full(record: Record) -> Iterator[Note]:
     """Notes that the datasets do not fit into the store, and how many bytes are missing."""
-    sizes = [dataset.size_bytes for dataset in record.datasets if dataset.size_bytes is not None]
-    rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
-    if not rooms or len(sizes) < len(record.datasets) or not record.run.stages:
-        return
-    partition = record.group is not None and record.group.placement == "partition"
-    room, what = (sum(rooms), "the stores of all nodes") if partition else (min(rooms), "the store")
-    if (missing := sum(sizes) - room) > 0:
+    size, room = record.size_bytes, record.room_bytes
+    if size is not None and room is not None and size > room and record.run.stages:
+        what = "the stores of all nodes" if record.is_divided else "the store"
         text = (
-            f"the datasets hold {format_size(sum(sizes))}, {what} at most {format_size(room)}: "
-            f"{format_size(missing)} are read from the source in every epoch"
+            f"the datasets hold {format_size(size)}, {what} at most {format_size(room)}: "
+            f"{format_size(size - room)} are read from the source in every epoch"
         )
         remedy = "name a larger disk with --local-dir, or raise --budget where that was asked for"
         yield Note("store-full", Severity.WARNING, text, remedy)
@@ -240,11 +237,13 @@ MUCH_SLOWER_SHARE = 0.05
 
 def slow_nodes(record: Record) -> Iterator[Note]:
     """Notes the nodes that are slower than the others."""
-    slow = sorted((node for node in record.nodes if node.slow), key=lambda node: -(node.behind_s or 0.0))
+    slow = sorted((node for node in record.nodes if node.slow), key=lambda node: -(node.waited_s or 0.0))
     if not slow or not record.group:
         return
     worst = slow[0]
-    costs = (worst.behind_s or 0.0) > MUCH_SLOWER_SHARE * (record.time_split.wall_s or 0.0)
+    others = [node.waited_s for node in record.nodes if node is not worst and node.waited_s is not None]
+    behind_s = (worst.waited_s or 0.0) - median(others) if others else 0.0
+    costs = behind_s > MUCH_SLOWER_SHARE * (record.time_split.wall_s or 0.0)
     who = f"{worst.host} is slow"
     if len(slow) > 1:
         names = few([node.host for node in slow])

@@ -92,8 +92,6 @@ class NodeRow:
     """Why the node died or is missing, as far as anybody said."""
     slow: tuple[str, ...] = ()
     """The figures in which it is slower than the median of the other nodes; empty with one node."""
-    behind_s: float | None = None
-    """The time that its program waited for files, less that of the other nodes' programs at the median."""
     staged_s: float | None = None
     """When its last file was staged; null: not all were."""
     staged_files: Count | None = None
@@ -131,10 +129,6 @@ class GroupSection:
     placement_why: str | None = None
     generations: Count
     """How often the group was started."""
-    alone_count: Count = 0
-    """The number of nodes that staged without the group."""
-    why: str | None = None
-    """Why nodes staged alone, or why the last group ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,12 +214,16 @@ class Coverage:
     dropped: Count | None
     processes_missed: Count | None
     errors: Count | None
-    share: Share | None
     layers: dict[str, Count]
     """The attached processes by the kind of their shim."""
     reasons: dict[str, Count]
     """Opens that were not swapped, by the reason."""
     missed_examples: tuple[MissedProcess, ...]
+
+    @property
+    def share(self) -> float | None:
+        """Returns the share of the opens that were swapped; None: there were none, or they are not known."""
+        return self.swapped / self.opens if self.opens and self.swapped is not None else None
 
     @property
     def from_source(self) -> int | None:
@@ -415,12 +413,34 @@ class Record:
         return sum(node.opens is not None for node in self.nodes)
 
     @property
+    def files(self) -> int | None:
+        """Returns the number of files of all datasets; None: not known."""
+        numbers = [dataset.files for dataset in self.datasets]
+        return None if None in numbers else sum(filter(None, numbers))
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Returns the bytes of all datasets; None: not known."""
+        sizes = [dataset.size_bytes for dataset in self.datasets]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    @property
+    def is_divided(self) -> bool:
+        """Returns whether each node keeps a part of the datasets."""
+        return self.group is not None and self.group.placement == "partition"
+
+    @property
+    def room_bytes(self) -> int | None:
+        """Returns of how many bytes of the datasets the stores may hold a copy; None: not known."""
+        rooms = [node.budget_bytes for node in self.nodes if node.budget_bytes is not None]
+        return (sum if self.is_divided else min)(rooms) if rooms else None
+
+    @property
     def source_times(self) -> float | None:
         """Returns how often the datasets were read at the source: 1 where each byte left it once. None: not known."""
-        sizes = [dataset.size_bytes for dataset in self.datasets]
-        if self.totals.source_bytes is None or None in sizes or not any(sizes):
+        if self.totals.source_bytes is None or not self.size_bytes:
             return None
-        return self.totals.source_bytes / sum(filter(None, sizes))
+        return self.totals.source_bytes / self.size_bytes
 
     @property
     def slowest(self) -> NodeRow | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from hpcstage.record.figures.counts import UNSEEN_LAYERS, add, ratio
+from hpcstage.record.figures.counts import UNSEEN_LAYERS, ratio
 from hpcstage.record.index import Earlier
 from hpcstage.record.parts.roster import Presence
 from hpcstage.record.schema import Note, Record, Severity, Verdict, VerdictKind
@@ -172,7 +172,7 @@ class _Judge:
         """Judges a run that waited for a considerable time: by the reason that explains most of it."""
         record, split = self._record, self._record.time_split
         opens, reasons, wait = record.coverage.opens or 0, record.coverage.reasons, self._wait()
-        if record.group and record.group.placement == "partition" and not record.coverage.from_source:
+        if record.is_divided and not record.coverage.from_source:
             advice = "with more room (--budget) each node keeps all files; where it has that, the link is what limits"
             return "other-nodes-limit", f"{wait}, for files that other nodes keep or were reading: {advice}"
         if (split.wait_local_s or 0.0) > (split.wait_source_s or 0.0):
@@ -202,10 +202,8 @@ class _Judge:
     def _not_fitting(self, opens: int, reasons: Mapping[str, int]) -> str:
         """Says what found no room, where that is much; else it returns nothing."""
         record = self._record
-        size_bytes = add(*(dataset.size_bytes for dataset in record.datasets)) or 0
-        rooms = [node.budget_bytes for node in record.nodes if node.budget_bytes is not None]
-        is_divided = record.group is not None and record.group.placement == "partition"
-        room_bytes = (sum(rooms) if is_divided else min(rooms)) if rooms else size_bytes
+        size_bytes = record.size_bytes or 0
+        room_bytes = size_bytes if record.room_bytes is None else record.room_bytes
         full = reasons.get("full", 0)
         if not record.run.stages or (full < MUCH_SHARE * opens and size_bytes - room_bytes <= MUCH_SHARE * size_bytes):
             return ""
@@ -239,8 +237,7 @@ class _Judge:
 
     @property
     def _opens_per_file(self) -> float | None:
-        files = add(*(dataset.files for dataset in self._record.datasets)) if self._record.datasets else None
-        return ratio(self._record.coverage.opens, files)
+        return ratio(self._record.coverage.opens, self._record.files)
 
     @property
     def _can_overlap(self) -> bool:

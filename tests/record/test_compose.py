@@ -19,13 +19,13 @@ from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.part import NodePart, StandstillPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import json_schema
+from hpcstage.record.schema import Record, json_schema
 
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 KEPT = {
     "totals": "source_bytes copied_bytes direct_bytes peer_bytes local_bytes wanted",
-    "coverage": "opens swapped share layers processes_missed",
+    "coverage": "opens swapped layers processes_missed",
     "time_split": "wall_s compute_s wait_source_s wait_local_s hidden_s other_s",
     "contention": "best_bytes_per_s typical_bytes_per_s periods latency_ms",
     "order": "provenance lead",
@@ -74,7 +74,7 @@ def test_without_any_node_everything_is_unknown() -> None:
     assert set(record["totals"]) == set(KEYS)
     assert set(record["totals"].values()) == {None}
     assert record["coverage"]["opens"] is None
-    assert record["coverage"]["share"] is None
+    assert Record.from_json(record).coverage.share is None
     assert record["time_split"]["wall_s"] == pytest.approx(60.0)
     assert record["time_split"]["compute_s"] is None
     assert record["time_split"]["other_s"] == pytest.approx(60.0)
@@ -144,7 +144,7 @@ def test_mode_direct_counts_opens_without_a_reason() -> None:
     bare = worker(101, direct_scanning=0, direct_later=0, hit_opens=0, ready_opens=0)
     record = valid(run_part(), [node_part(mode="direct", processes=[trainer(), bare])])
     assert record["coverage"]["reasons"]["mode_direct"] == 200
-    assert record["coverage"]["share"] == 0.0
+    assert Record.from_json(record).coverage.share == 0.0
 
 
 def test_paths_that_are_no_text_survive_the_round_trip() -> None:

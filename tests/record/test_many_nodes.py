@@ -25,7 +25,6 @@ def test_each_byte_left_the_source_once(count: int) -> None:
     assert Record.from_json(record).source_times == 1.0
     assert record["group"]["placement"] == "replicate"
     assert record["group"]["placement_why"] == "all files fit on every node"
-    assert record["group"]["why"] is None
     assert (len(record["nodes"]), Record.from_json(record).reported) == (count, count)
     assert sum(r["source_bytes"] for r in record["nodes"]) == SIZE
     assert [r["host"] for r in record["nodes"]] == [f"node{index:04d}" for index in range(count)]
@@ -171,7 +170,7 @@ def test_the_group_that_was_not_there() -> None:
     totals = replace(node(0, 64).totals, copied_bytes=SIZE, peer_bytes=0)
     record = record_of(run(64), job(64, 5, totals=totals, **changes))
     assert record["group"]["placement"] == "private"
-    assert (record["group"]["generations"], record["group"]["alone_count"]) == (0, 64)
+    assert record["group"]["generations"] == 0
     assert Record.from_json(record).source_times == 64.0
     assert [p["text"].split(":")[0] for p in problems(record)] == [
         "64 of 64 nodes (node0000, node0001, node0002 and 61 more)"
@@ -180,9 +179,12 @@ def test_the_group_that_was_not_there() -> None:
 
 def test_one_node_outside_of_the_group_is_said() -> None:
     lost = {"generations": 0, "why": "no exchange has connected"}
+    told = Problem("group-missing", "node node0003 (number 3) staged without the others: no exchange has connected", "")
     totals = replace(node(3, 4).totals, copied_bytes=SIZE, peer_bytes=0)
-    nodes = [*job(4), node(3, 4, placement="private", group=lost, totals=totals)]
-    record = record_of(run(4), [nodes[0], nodes[1], nodes[2], nodes[4]])
-    assert record["group"]["alone_count"] == 1
-    assert record["group"]["why"] == "no exchange has connected"
+    nodes = [
+        *(node(index, 4) for index in range(3)),
+        node(3, 4, placement="private", group=lost, totals=totals, problems=[told]),
+    ]
+    record = record_of(run(4), nodes)
+    assert problems(record) == [{**vars(told), "severity": "warning"}]
     assert record["group"]["placement"] == "replicate"

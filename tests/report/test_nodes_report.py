@@ -77,9 +77,9 @@ def test_the_slow_node_that_costs_most_comes_first() -> None:
     record = copy.deepcopy(CASES["64 nodes, many failed"]())
     slow = [row for row in record["nodes"] if row["slow"]]
     for place, row in enumerate(slow):
-        row["behind_s"] = float((place * 3) % len(slow))
+        row["waited_s"] = float((place * 3) % len(slow))
     said = [word.rstrip(":") for line in section(record) for word in line.split()[:1]]
-    names = {row["host"]: -row["behind_s"] for row in slow}
+    names = {row["host"]: -row["waited_s"] for row in slow}
     shown_names = [name for name in said if name in names]
     assert len(shown_names) > 1
     assert shown_names == sorted(names, key=names.__getitem__)[: len(shown_names)]

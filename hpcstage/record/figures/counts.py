@@ -153,7 +153,6 @@ def coverage_of(nodes: Sequence[tuple[NodePart, Mapping[str, Counter[str]]]], mi
         dropped=every["dropped"] if known else None,
         errors=every["errors"] if known else None,
         processes_missed=missed,
-        share=ratio(swapped_of(every), opens_of(every)),
         layers={name: counts["processes"] for name, counts in layers.items()},
         reasons={name: number for name, number in reasons.items() if number},
         missed_examples=tuple(one for node, _ in nodes for one in node.missed_processes)[:MOST_EXAMPLES],

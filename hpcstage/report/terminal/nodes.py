@@ -76,7 +76,7 @@ def _sorted(record: Record) -> tuple[list[NodeRow], list[NodeRow], list[NodeRow]
     domain = f".{domains.pop()}" if len(domains) == 1 else ""
     rows = [replace(row, host=row.host.removesuffix(domain)) for row in record.nodes]
     alive = [row for row in rows if row.state not in FAILED]
-    slow = sorted((row for row in alive if row.slow), key=lambda row: -(row.behind_s or 0.0))
+    slow = sorted((row for row in alive if row.slow), key=lambda row: -(row.waited_s or 0.0))
     return [row for row in rows if row.state in FAILED], slow, [row for row in alive if not row.slow]
 
 
@@ -122,7 +122,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> str:
-    """Says the placement and why, how often the source was read, and how many nodes were outside of the group."""
+    """Says the placement and why, and how often the source was read."""
     is_direct = record.run.mode == "direct"
     why = f" ({group.placement_why})" if group.placement_why else ""
     alone = "each node reads the source" if record.names_dataset else "no dataset is named"
@@ -130,6 +130,4 @@ def _together(record: Record, group: GroupSection, slow: Sequence[NodeRow]) -> s
     said += [f"{len(slow)} slow" if slow else "", source_times(record)]
     if group.generations > 1:
         said.append(f"group started {group.generations} times")
-    if group.alone_count and group.placement != "private" and not is_direct:
-        said.append(f"{group.alone_count} outside of the group: {group.why or 'no reason known'}")
     return "; ".join(filter(None, said))

@@ -15,7 +15,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcstage.record.figures.counts import add
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.schema import Contention, Note, Percentiles, Period, Record, Severity
 from hpcstage.record.verdict import untold
@@ -83,7 +82,7 @@ def _staged(record: Record) -> str:
     datasets = record.datasets
     if record.run.mode == "direct" or not datasets or not record.run.was_watched:
         return ""
-    files = add(*(dataset.files for dataset in datasets))
+    files = record.files
     took = [node.staged_s for node in record.nodes if node.staged_s is not None]
     ended = f", done at {clock(max(took))}" if took and len(took) == len(record.nodes) else ""
     provenance = record.order.provenance
@@ -94,7 +93,7 @@ def _staged(record: Record) -> str:
         return "nothing: the files of the datasets were not known"
     got_files = f"{count(sum(dataset.staged_files for dataset in datasets))} of {count(files)} files"
     got_bytes = size(sum(dataset.staged_bytes for dataset in datasets))
-    return f"{got_files}, {got_bytes} of {size(add(*(dataset.size_bytes for dataset in datasets)))}{ended}{told}"
+    return f"{got_files}, {got_bytes} of {size(record.size_bytes)}{ended}{told}"
 
 
 def order(record: Record) -> list[str]:
