@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from hpcstage import __version__
+from hpcstage import __version__, jsonform
 from hpcstage.record.figures.contention import contention_of
 from hpcstage.record.figures.counts import coverage_of, summed
 from hpcstage.record.figures.digest import Digest, digest_of, missed_of
 from hpcstage.record.figures.track import series_of
-from hpcstage.record.figures.waits import ENOUGH_SHARE, NodeTimes, Split, fit, mean
+from hpcstage.record.figures.waits import ENOUGH_SHARE, NodeTimes, fit, mean
 from hpcstage.record.nodes import group_of, rows_of
 from hpcstage.record.notes import notes_of
 from hpcstage.record.parts.alive import Life
@@ -30,6 +30,7 @@ from hpcstage.record.schema import (
     Record,
     RunSection,
     RunState,
+    Split,
     TimeSplit,
 )
 from hpcstage.record.verdict import verdict_of
@@ -55,7 +56,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     record = Record(
         schema_version=VERSION,
         generator=f"hpcstage {__version__}",
-        complete=ended(run) and not silent and all(node.state is Presence.OK for node in nodes),
+        complete=ended(run) and not silent and all(node.row.state is Presence.OK for node in nodes),
         run=_run(run, told, running),
         config=run.config,
         config_origin=run.config_origin,
@@ -83,13 +84,14 @@ def _read(run: RunPart, parts: Iterable[NodePart], running: Life | None) -> list
     found = [digest_of(run, part, running) for part in parts if not is_left_over(run, part)]
     nodes = sorted(_without_doubles(found), key=lambda node: node.index)
     names = names_of([node.part for node in nodes])
-    return [replace(node, name=name) for node, name in zip(nodes, names, strict=True)]
+    return [replace(node, row=replace(node.row, host=name)) for node, name in zip(nodes, names, strict=True)]
 
 
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
-    here = {(node.part.host, node.index) for node in nodes if node.state is not Presence.MISSING}
-    return [node for node in nodes if node.state is not Presence.MISSING or (node.part.host, node.index) not in here]
+    came = [node for node in nodes if node.row.state is not Presence.MISSING]
+    here = {(node.part.host, node.index) for node in came}
+    return [*came, *(node for node in nodes if (node.part.host, node.index) not in here)]
 
 
 def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> CheckpointsPart | None:
@@ -102,22 +104,8 @@ def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> Check
 
 
 def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSection:
-    part = nodes[0].part if nodes else None
-    return RunSection(
-        id=run.run_id,
-        command=tuple(run.command),
-        host=run.host,
-        mode=part.mode if part else None,
-        mode_asked=run.mode_asked,
-        mode_why=run.direct_why or None,
-        state=state_of(run, running),
-        started_unix_s=run.started_unix_s,
-        exit_code=run.exit_code,
-        signal=run.signal,
-        scheduler=run.scheduler,
-        job_id=run.job_id,
-        local_dir=run.local_dir,
-    )
+    found = {"mode": nodes[0].part.mode if nodes else None, "mode_why": run.direct_why or None}
+    return jsonform.read(RunSection, {**vars(run), "id": run.run_id, "state": state_of(run, running), **found})
 
 
 def state_of(run: RunPart, running: Life | None) -> RunState:

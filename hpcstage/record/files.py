@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcstage.errors import NoResult
+from hpcstage.jsonform import read
 from hpcstage.protocol.rundir import NODES, PART, RECORD
 from hpcstage.record.compose import compose
 from hpcstage.record.parts import alive
@@ -95,7 +96,7 @@ def run_part(run_dir: Path) -> RunPart:
     """Reads the wrapper's part of a run; NoResult says what is wrong with it."""
     path = run_dir / PART
     try:
-        return RunPart.from_json(_read(path))
+        return read(RunPart, _read(path))
     except ValueError as error:
         raise NoResult(f"{path} is not a part of a record", "see nodes/*.json beside it") from error
 

@@ -57,37 +57,25 @@ class IndexLine:
 
     @classmethod
     def of_part(cls, part: RunPart, run_dir: Path) -> IndexLine:
-        """Returns what the wrapper's part tells of a run."""
-        return cls(
-            run_id=part.run_id,
-            run_dir=os.path.abspath(run_dir),
-            command=part.command,
-            roots=part.roots,
-            started_unix_s=part.started_unix_s,
-            mode=part.mode_asked,
-            nodes=len(part.nodes) or 1,
-            job_id=part.job_id,
-        )
+        """Returns what the wrapper's part tells of a run, without an end."""
+        own = {"run_dir": os.path.abspath(run_dir), "mode": part.mode_asked, "nodes": len(part.nodes) or 1}
+        return read(cls, {**vars(part), **own, "exit_code": None})
 
     @classmethod
     def of_record(cls, record: Record, run_dir: Path) -> IndexLine:
         """Returns what the record tells of a run."""
         run = record.run
-        return cls(
-            run_id=run.id,
-            run_dir=os.path.abspath(run_dir),
-            command=run.command,
-            roots=_roots(record),
-            started_unix_s=run.started_unix_s,
-            exit_code=run.exit_code,
-            mode=run.mode or run.mode_asked,
-            nodes=record.node_count,
-            total_s=record.time_split.total_s,
-            job_id=run.job_id,
-            waited_s=record.headroom_s,
-            lost_nodes=record.lost_nodes,
-            state=run.state,
-        )
+        own = {
+            "run_id": run.id,
+            "run_dir": os.path.abspath(run_dir),
+            "roots": _roots(record),
+            "mode": run.mode or run.mode_asked,
+            "nodes": record.node_count,
+            "total_s": record.time_split.total_s,
+            "waited_s": record.headroom_s,
+            "lost_nodes": record.lost_nodes,
+        }
+        return read(cls, {**vars(run), **own})
 
     def answers_to(self, asked: str) -> bool:
         """Returns whether the run has this id or directory, or its job this id, also without the name of the job's

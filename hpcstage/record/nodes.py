@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
-from hpcstage.jsonform import Count
 from hpcstage.record.figures.contention import median_without
-from hpcstage.record.figures.counts import opens_of
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import rows_over_time
 from hpcstage.record.parts.roster import Presence, unheard_why
@@ -36,36 +35,11 @@ def rows_of(
     """Returns the rows in the order of `nodes`, then those of the nodes that reported nothing (`silent`)."""
     slow = _slow(nodes, wall_s, contention.periods)
     over_time = rows_over_time([node.track for node in nodes])
-    rows = [_row(*found) for found in zip(nodes, slow, over_time, strict=True)]
-    return [*rows, *(_unheard(run, name) for name in silent)]
-
-
-def _row(node: Digest, slow: Sequence[str], over_time: tuple[Count, ...] | None) -> NodeRow:
-    part, totals = node.part, node.totals
-    known = node.speaks
-    return NodeRow(
-        host=node.name,
-        state=node.state,
-        why=node.why,
-        slow=tuple(slow),
-        staged_s=None if part.staged_s is None else part.staged_s + node.shift_s,
-        staged_files=sum(dataset.staged_files for dataset in part.datasets) if known else None,
-        source_bytes=totals.source_bytes if known else None,
-        peer_bytes=totals.peer_bytes if known else None,
-        local_bytes=totals.local_bytes if known else None,
-        opens=sum(opens_of(layer) for layer in node.layers.values()) if known else None,
-        waited_s=node.split.waited_s,
-        reader_bytes_per_s=node.reader_bytes_per_s,
-        disk_write_share=node.disk_write_share,
-        disk_read_bytes_per_s=node.disk_read_bytes_per_s,
-        budget_bytes=part.budget_bytes,
-        used_bytes=part.used_bytes,
-        over_time=over_time,
-    )
-
-
-def _unheard(run: RunPart, name: str) -> NodeRow:
-    return NodeRow(host=name, state=Presence.MISSING, why=unheard_why(run, name))
+    rows = [
+        replace(node.row, slow=tuple(said), waited_s=node.split.waited_s, over_time=rates)
+        for node, said, rates in zip(nodes, slow, over_time, strict=True)
+    ]
+    return [*rows, *(NodeRow(host=name, state=Presence.MISSING, why=unheard_why(run, name)) for name in silent)]
 
 
 # ---- slow nodes ----
@@ -78,10 +52,10 @@ def _slow(nodes: Sequence[Digest], wall_s: float, periods: Sequence[Period]) -> 
         alone[period.host].append(period)
     behind = _behind([node.split.waited_s for node in nodes])
     writes = _times_others([_write_s_per_byte(node) for node in nodes])
-    rates = [node.disk_read_bytes_per_s for node in nodes]
+    rates = [node.row.disk_read_bytes_per_s for node in nodes]
     reads = _times_others([None if rate is None else 1 / rate for rate in rates])
     return [
-        [*_waits(behind_s, wall_s), *_paces(node, alone[node.name]), *_disks(node, written, read, wall_s)]
+        [*_waits(behind_s, wall_s), *_paces(node, alone[node.row.host]), *_disks(node, written, read, wall_s)]
         for node, behind_s, written, read in zip(nodes, behind, writes, reads, strict=True)
     ]
 
@@ -105,7 +79,7 @@ def _paces(node: Digest, periods: Sequence[Period]) -> list[str]:
 
 def _disks(node: Digest, written: float | None, read: float | None, wall_s: float) -> list[str]:
     said = []
-    if (node.disk_write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
+    if (node.row.disk_write_share or 0.0) > 0.5 and written is not None and written > SLOWER_DISK_FACTOR:
         said.append(f"its local disk takes {written:.1f} times as long to write as the others'")
     waits = (node.split.wait_local_s or 0.0) > LOCAL_WAITS_SHARE * wall_s
     if read is not None and read > SLOWER_DISK_FACTOR and waits:

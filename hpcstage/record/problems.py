@@ -32,7 +32,7 @@ def problems_of(
 ) -> list[Problem]:
     """Returns all problems, reported ones first. `silent` names nodes without a part; the job has `total` nodes."""
     told: list[_Told] = [(None, problem) for problem in run.problems]
-    told += [(node.name, problem) for node in nodes for problem in node.part.problems]
+    told += [(node.row.host, problem) for node in nodes for problem in node.part.problems]
     problems = _grouped(told, total) if total > 1 else _unique(told)
     ids = {problem.id for problem in problems}
     return [*problems, *(p for p in _own(run, nodes, silent, running, ids) if p.id not in ids)]
@@ -56,7 +56,7 @@ def _own(
     if silent:
         remedy = NO_PART.format(host=silent[0])
         found.append(Problem("no-part", f"no report from {few(silent)}", remedy))
-    cut = [node.name for node in nodes if node.state is Presence.DIED]
+    cut = [node.row.host for node in nodes if node.row.state is Presence.DIED]
     if cut and "node-dead" not in ids:
         found.append(Problem("daemon-died", f"the daemon on {few(cut)} did not shut down cleanly", DIED))
     return found
@@ -70,10 +70,10 @@ def _going_on(run: RunPart, running: Life) -> Problem:
 
 
 def _silent(nodes: Sequence[Digest]) -> list[Problem]:
-    found = [node for node in nodes if node.state is Presence.SILENT]
+    found = [node.row for node in nodes if node.row.state is Presence.SILENT]
     if not found:
         return []
-    text = f"nothing was heard from {few([node.name for node in found])}: {found[0].why}"
+    text = f"nothing was heard from {few([row.host for row in found])}: {found[0].why}"
     return [Problem("node-silent", text, SILENT)]
 
 

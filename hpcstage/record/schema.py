@@ -66,11 +66,20 @@ class RunSection:
         return self.state not in ("aside", "not started")
 
 
-class Waits:
-    """The waits for files of a process, or of several."""
+@dataclass(frozen=True)
+class Split:
+    """Seconds of a process, or the mean of several, by what it did. Null: not measured."""
 
-    wait_source_s: float | None
-    wait_local_s: float | None
+    compute_s: Seconds | None
+    wait_source_s: Seconds | None
+    wait_local_s: Seconds | None
+    preprocess_s: Seconds | None
+    """Waits of the loader that reading does not explain: decoding, collating. The least it can have been."""
+
+    @property
+    def measured_s(self) -> float:
+        """Returns the sum of the parts that were measured."""
+        return sum(filter(None, (self.compute_s, self.wait_source_s, self.wait_local_s, self.preprocess_s)), 0.0)
 
     @property
     def waited_s(self) -> float | None:
@@ -156,18 +165,13 @@ class RunTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeSplit(Waits):
+class TimeSplit(Split):
     """The division of the wall time. Of several training processes, on one node or on many, it is the mean; nothing is
     summed over nodes, as a second in which all wait is one second of the job."""
 
     wall_s: Seconds | None
     """From the start of the command to its end. compute_s + wait_source_s + wait_local_s + preprocess_s + other_s =
     wall_s; a null part is contained in other_s."""
-    compute_s: Seconds | None
-    wait_source_s: Seconds | None
-    wait_local_s: Seconds | None
-    preprocess_s: Seconds | None
-    """Waits of the loader that reading does not explain: decoding, collating. The least it can have been."""
     other_s: Seconds | None
     hidden_s: Seconds | None
     """Time with copies in flight while the command ran and did not wait for the source. It overlaps the other parts.

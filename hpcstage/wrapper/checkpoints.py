@@ -19,7 +19,7 @@ from hpcstage.checkpoint.protection.groups import CodeSize, protect
 from hpcstage.errors import NotStarted
 from hpcstage.jsonform import read
 from hpcstage.node.keptdirectory import NodeResult
-from hpcstage.record.parts.checkpoints import CheckpointsPart, GenerationRow
+from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.wrapper import messages, outputpart
 from hpcstage.wrapper.rundirectory import RunDirectory
 
@@ -116,16 +116,7 @@ class CheckpointDirectory(RunDirectory):
     def tell(self, run: RunPart) -> None:
         """See RunDirectory."""
         super().tell(run)
-        said = self._said
-        run.checkpoints = CheckpointsPart(
-            protection=self._protection(),
-            restored=said.get("restored", ""),
-            restored_s=said.get("restored_s", 0.0),
-            saved_count=said.get("saved_count", 0),
-            saved=tuple(read(GenerationRow, row) for row in said.get("saved", ())),
-            refused=tuple(said.get("refused", ())),
-            lost=tuple(said.get("lost", ())),
-        )
+        run.checkpoints = read(CheckpointsPart, {**self._said, "protection": self._protection()})
 
     def _protection(self) -> str:
         number, drained = self._said.get("protected_number"), self._said.get("drained_number")

@@ -21,6 +21,7 @@ from hpcstage import inherited
 from hpcstage import job as jobs
 from hpcstage.errors import HpcstageError, NotStarted, UsageError
 from hpcstage.job import file_name
+from hpcstage.jsonform import written
 from hpcstage.plan.dataset.datasets import LOCAL, to_stage
 from hpcstage.problem import Problem
 from hpcstage.protocol.rundir import NODES, PART, RUNS
@@ -151,7 +152,7 @@ def _below(cwd: Path) -> Path:
 
 def save_part(run_dir: Path, part: RunPart) -> None:
     """Writes what the wrapper knows so far, so that a killed job still has a report."""
-    replace_text(run_dir / PART, json.dumps(part.to_json()))
+    replace_text(run_dir / PART, json.dumps(written(part)))
 
 
 def report_not_staged(

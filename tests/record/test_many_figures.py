@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from manycases import job, missing, node, record_of, row, run
 from recordcases import SECOND, START, blocked, trainer, worker
 
+from hpcstage import jsonform
 from hpcstage.record import files
 from hpcstage.record.compose import compose
 from hpcstage.record.parts.part import NodePart
@@ -192,7 +193,7 @@ def write(run_dir: Path, nodes: list[NodePart], run_part: RunPart) -> None:
     (run_dir / "nodes").mkdir()
     for part in nodes:
         (run_dir / "nodes" / f"{part.host}.json").write_text(json.dumps(part.to_json()))
-    (run_dir / "run.part.json").write_text(json.dumps(run_part.to_json()))
+    (run_dir / "run.part.json").write_text(json.dumps(jsonform.written(run_part)))
 
 
 def test_a_late_part_is_in_the_report_after_all(tmp_path: Path) -> None:

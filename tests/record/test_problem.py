@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordcases import run_part
 
+from hpcstage import jsonform
 from hpcstage.problem import Problem
 from hpcstage.record.parts.run import RunPart
 from hpcstage.wrapper import runpart
@@ -32,4 +33,4 @@ def test_a_problem_is_in_the_part_of_a_run(tmp_path: Path) -> None:
     runpart.save_part(tmp_path, run)
     data = json.loads((tmp_path / runpart.PART).read_text())
     assert data["problems"] == [{"id": "a", "text": "b", "remedy": "c"}]
-    assert RunPart.from_json(data) == run
+    assert jsonform.read(RunPart, data) == run

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from recordcases import SECOND, START, node_part, run_part, trainer, worker
 
+from hpcstage import jsonform
 from hpcstage.errors import NoResult
 from hpcstage.preview.plan import figures_of
 from hpcstage.record import files, index
@@ -97,7 +98,7 @@ def parts(run_dir: Path, *, with_run: bool = True, age_s: float = 3600.0) -> Non
     node = node_part(complete=False).to_json() | {"of_a_newer_version": 1}
     (run_dir / "nodes" / "node17.json").write_text(json.dumps(node))
     if with_run:
-        run = run_part(exit_code=None, child_ended_s=None).to_json() | {"of_a_newer_version": 1}
+        run = jsonform.written(run_part(exit_code=None, child_ended_s=None)) | {"of_a_newer_version": 1}
         (run_dir / "run.part.json").write_text(json.dumps(run))
     for path in (*run_dir.glob("run.part.json"), *run_dir.glob("nodes/*.json")):
         os.utime(path, (time.time() - age_s,) * 2)

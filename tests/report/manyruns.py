@@ -17,6 +17,7 @@ import manylab
 from conftest import Hpcstage, python_command, wait_for
 from recordcases import node_part, run_part, trainer, worker
 
+from hpcstage import jsonform
 from hpcstage.protocol.rundir import NODES, PART, RUNS
 from hpcstage.record import files, index
 from hpcstage.record.compose import compose
@@ -53,7 +54,7 @@ def make(base: Path, count: int) -> dict[str, str]:
         run_dir = base / "hpcstage-runs" / run.run_id
         (run_dir / "nodes").mkdir(parents=True)
         index.begin(run, run_dir, env)
-        write(run_dir / "run.part.json", run.to_json(), run.started_unix_s)
+        write(run_dir / "run.part.json", jsonform.written(run), run.started_unix_s)
         write(run_dir / "nodes" / f"{part.host}.json", part.to_json(), run.started_unix_s)
         if ends:
             record = compose(run, [part])

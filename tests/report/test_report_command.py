@@ -21,6 +21,7 @@ from conftest import Hpcstage
 from reportcases import CASES
 from rich.cells import cell_len
 
+from hpcstage import jsonform
 from hpcstage.record import files, index
 from hpcstage.record.schema import Record
 from hpcstage.units import format_duration
@@ -79,7 +80,7 @@ def part_of(run_dir: Path, job_id: str | None) -> None:
 
     run_dir.mkdir(parents=True)
     part = run_part(run_id=run_dir.name, job_id=job_id)
-    (run_dir / "run.part.json").write_text(json.dumps(part.to_json()))
+    (run_dir / "run.part.json").write_text(json.dumps(jsonform.written(part)))
 
 
 @pytest.mark.parametrize("place", ["hpcstage-runs", "state/hpcstage/runs"])
@@ -137,7 +138,7 @@ def test_a_killed_run(tmp_path: Path) -> None:
     from recordcases import node_part, run_part
 
     (tmp_path / "nodes" / "node17.json").write_text(json.dumps(node_part(complete=False).to_json()))
-    (tmp_path / "run.part.json").write_text(json.dumps(run_part(exit_code=None, child_ended_s=None).to_json()))
+    (tmp_path / "run.part.json").write_text(json.dumps(jsonform.written(run_part(exit_code=None, child_ended_s=None))))
     for path in (tmp_path / "nodes" / "node17.json", tmp_path / "run.part.json"):
         os.utime(path, (0, 0))
     shown = report(tmp_path, str(tmp_path))

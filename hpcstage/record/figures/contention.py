@@ -67,7 +67,7 @@ def contention_of(nodes: Sequence[Digest]) -> tuple[Contention, list[float | Non
     kinds = [track.on for track in seen.values()]
     most = max(sorted(set(kinds)), key=kinds.count)
     tracks = {at: track for at, track in seen.items() if track.on == most}
-    section, paces = _judged(section, [nodes[at].name for at in tracks], aligned(list(tracks.values())))
+    section, paces = _judged(section, [nodes[at].row.host for at in tracks], aligned(list(tracks.values())))
     found = dict(zip(tracks, paces, strict=True))
     return section, [found.get(at) for at in range(len(nodes))]
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from hpcstage.record.figures.counts import Histogram, by_layer, joined, totals_of
+from hpcstage.record.figures.counts import Histogram, by_layer, joined, opens_of, totals_of
 from hpcstage.record.figures.track import Track, track_of
-from hpcstage.record.figures.waits import NodeTimes, Split, times_of
+from hpcstage.record.figures.waits import UNMEASURED, NodeTimes, times_of
 from hpcstage.record.parts.alive import Life
 from hpcstage.record.parts.part import NodePart
-from hpcstage.record.parts.roster import Presence, clock_error_s, reason_of, says_something, state_of
+from hpcstage.record.parts.roster import clock_error_s, reason_of, says_something, state_of
 from hpcstage.record.parts.rows import Sample
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import EpochRow, RunTotals
+from hpcstage.record.schema import EpochRow, NodeRow, RunTotals, Split
 from hpcstage.units import NS_PER_S
 
 LEAST_WRITE_S = 2.0
@@ -35,9 +35,8 @@ class Digest:
 
     part: NodePart
     """The part without samples, processes and other data that grow with the run."""
-    state: Presence
-    why: str | None
-    """Why the node's state is not `OK`."""
+    row: NodeRow
+    """What the record says of the node, as far as it needs no look at the others."""
     speaks: bool
     """Whether the node reported any figure."""
     shift_s: float
@@ -51,19 +50,12 @@ class Digest:
     hist_open: Histogram
     hist_read: Histogram
     """Latencies of opens and of reads at the source, the copiers' and the program's together."""
-    reader_bytes_per_s: float | None
-    """The rate of one reader of its program at the source, with the opens."""
     disk_write_s: float
     """Time of transfers in writes to the local disk."""
-    disk_write_share: float | None
-    """The share of all their time that these writes took; None where they took less than LEAST_WRITE_S."""
-    disk_read_bytes_per_s: float | None
-    """The rate of one reader of staged copies; None where too little was read."""
     track: Track | None
     epochs: tuple[EpochRow, ...]
     """Of node 0 only: the loaders of the other nodes go through the same ones."""
-    name: str = ""
-    split: Split = field(default_factory=Split)
+    split: Split = UNMEASURED
     relative_pace: float | None = None
     """How fast the source was for the node as a share of how fast it was for the others at the same moment; median."""
 
@@ -85,11 +77,30 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
     totals = totals_of(node, seen)
     write_s = sum(sample.copy_write_ns for sample in node.samples) / NS_PER_S
     copy_s = write_s + sum(sample.copy_open_ns + sample.copy_read_ns for sample in node.samples) / NS_PER_S
-    return Digest(
-        part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
+    row = NodeRow(
+        host=node.host,
         state=state,
         why=reason_of(run, node, state, running),
-        speaks=says_something(node),
+        staged_s=None if node.staged_s is None else node.staged_s + shift_s,
+        reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
+        disk_write_share=write_s / copy_s if write_s > LEAST_WRITE_S else None,
+        disk_read_bytes_per_s=_rate(seen, "local_read_bytes", "local_read_ns"),
+        budget_bytes=node.budget_bytes,
+        used_bytes=node.used_bytes,
+    )
+    if speaks := says_something(node):
+        row = replace(
+            row,
+            staged_files=sum(dataset.staged_files for dataset in node.datasets),
+            source_bytes=totals.source_bytes,
+            peer_bytes=totals.peer_bytes,
+            local_bytes=totals.local_bytes,
+            opens=opens_of(seen),
+        )
+    return Digest(
+        part=replace(node, samples=(), processes=(), hist_open={}, hist_read={}, errors=()),
+        row=row,
+        speaks=speaks,
         shift_s=shift_s,
         last_s=last_s,
         totals=totals,
@@ -98,10 +109,7 @@ def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Dige
         copying_s=_copying_s(node, start_s, end_s),
         hist_open=joined([node.hist_open, *(p.hist_open for p in node.processes)]),
         hist_read=joined([node.hist_read, *(p.hist_read for p in node.processes)]),
-        reader_bytes_per_s=_rate(seen, "source_read_bytes", "source_open_ns", "source_read_ns"),
         disk_write_s=write_s,
-        disk_write_share=write_s / copy_s if write_s > LEAST_WRITE_S else None,
-        disk_read_bytes_per_s=_rate(seen, "local_read_bytes", "local_read_ns"),
         track=track_of(node.samples, shift_s),
         epochs=_epochs(node, totals, shift_s) if node.node_index == 0 else (),
     )

@@ -29,7 +29,7 @@ from hpcstage.record.figures.counts import maps, opens_of, reads_known
 from hpcstage.record.parts.part import NodePart
 from hpcstage.record.parts.rows import ProcessPart
 from hpcstage.record.parts.run import RunPart
-from hpcstage.record.schema import Waits
+from hpcstage.record.schema import Split
 from hpcstage.units import NS_PER_S
 
 ENOUGH_SHARE = 0.5
@@ -46,19 +46,7 @@ Pair = tuple[float, float]
 """Seconds at the source and on staged copies."""
 
 
-@dataclass(frozen=True)
-class Split(Waits):
-    """Seconds of one process by what it did; None: not measured."""
-
-    compute_s: float | None = None
-    wait_source_s: float | None = None
-    wait_local_s: float | None = None
-    preprocess_s: float | None = None
-
-    @property
-    def measured_s(self) -> float:
-        """Returns the sum of the parts that were measured."""
-        return sum((value for value in astuple(self) if value is not None), 0.0)
+UNMEASURED = Split(None, None, None, None)
 
 
 @dataclass(frozen=True)
@@ -98,7 +86,7 @@ def times_of(run: RunPart, node: NodePart, wall_s: float) -> NodeTimes:
 
 def mean(splits: Sequence[Split]) -> Split:
     """Returns the mean of splits; a part that is unknown in one of them is unknown."""
-    return Split(*(_mean_of(column) for column in zip(*map(astuple, splits), strict=True)))
+    return Split(*(_mean_of(column) for column in zip(*map(astuple, splits), strict=True))) if splits else UNMEASURED
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
@@ -237,9 +225,10 @@ def _of_readers(run: RunPart, node: NodePart, readers: Sequence[ProcessPart], wa
         elif sentence := _why_not(process):
             said.append(sentence)
     if not known or len(known) < ENOUGH_SHARE * len(readers):
-        return Split()
+        return UNMEASURED
     at_once = _at_once(spans) * len(known) / len(readers)
-    return Split(*(sum(column) / at_once for column in zip(*known, strict=True)))
+    compute_s, source_s, local_s = (sum(column) / at_once for column in zip(*known, strict=True))
+    return Split(compute_s, source_s, local_s, None)
 
 
 def _why_not(process: ProcessPart) -> str:

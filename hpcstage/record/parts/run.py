@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcstage.jsonform import read, written
 from hpcstage.problem import Problem
 from hpcstage.record.parts.checkpoints import CheckpointsPart
 from hpcstage.record.parts.elastic import ElasticPart
@@ -54,12 +53,3 @@ class RunPart:
     """The command's checkpoints; None without --checkpoint."""
     elastic: ElasticPart | None = None
     """Who trained; None without --elastic."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain data for json.dump."""
-        return written(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RunPart:
-        """Reads what `to_json` returned. Raises ValueError if the data are no part of a wrapper."""
-        return read(cls, data)
