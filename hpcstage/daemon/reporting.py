@@ -108,7 +108,7 @@ class Standstills(Service):
 
     def record(self, part: NodePart) -> NodePart:
         """See Service. Of several processes, which save side by side, the one that was held up for longest counts."""
-        from hpcstage.record.parts.part import StandstillPart
+        from hpcstage.record.parts.checkpoints import StandstillPart
 
         longest = max(self._told(), key=lambda one: (one[1], one[0]), default=None)
         if longest is None:

@@ -45,7 +45,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
     """
     nodes = _read(run, parts, running)
     wall_s = _wall_of(run, [node for node in nodes if node.speaks] or nodes)
-    nodes = [replace(node, split=fit(node.times.mean, wall_s or 0.0)) for node in nodes]
+    nodes = [replace(node, split=fit(mean(node.times.splits), wall_s or 0.0)) for node in nodes]
     contention, paces = contention_of(nodes)
     nodes = [replace(node, relative_pace=pace) for node, pace in zip(nodes, paces, strict=True)]
     told = [node for node in nodes if node.speaks] or nodes
@@ -82,7 +82,7 @@ def compose(run: RunPart, parts: Iterable[NodePart], running: Life | None = None
 def _read(run: RunPart, parts: Iterable[NodePart], running: Life | None) -> list[Digest]:
     """Returns the nodes by index."""
     found = [digest_of(run, part, running) for part in parts if not is_left_over(run, part)]
-    nodes = sorted(_without_doubles(found), key=lambda node: node.index)
+    nodes = sorted(_without_doubles(found), key=lambda node: node.part.node_index)
     names = names_of([node.part for node in nodes])
     return [replace(node, row=replace(node.row, host=name)) for node, name in zip(nodes, names, strict=True)]
 
@@ -90,17 +90,14 @@ def _read(run: RunPart, parts: Iterable[NodePart], running: Life | None) -> list
 def _without_doubles(nodes: Sequence[Digest]) -> list[Digest]:
     """Drops the part that says that a node never came up, where the node came up after all and has its own part."""
     came = [node for node in nodes if node.row.state is not Presence.MISSING]
-    here = {(node.part.host, node.index) for node in came}
-    return [*came, *(node for node in nodes if (node.part.host, node.index) not in here)]
+    here = {(node.part.host, node.part.node_index) for node in came}
+    return [*came, *(node for node in nodes if (node.part.host, node.part.node_index) not in here)]
 
 
 def _checkpoints(part: CheckpointsPart | None, nodes: Sequence[Digest]) -> CheckpointsPart | None:
     """Adds how long training stood still: nodes save side by side, so the longest time of any counts."""
     known = [node.part.standstill for node in nodes if node.part.standstill is not None]
-    longest = max(known, key=lambda one: one.seconds, default=None)
-    if part is None or longest is None:
-        return part
-    return replace(part, stood_still_s=longest.seconds, stood_still_saves=longest.saves)
+    return part and replace(part, standstill=max(known, key=lambda one: one.seconds, default=None))
 
 
 def _run(run: RunPart, nodes: Sequence[Digest], running: Life | None) -> RunSection:

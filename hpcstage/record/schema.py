@@ -279,14 +279,6 @@ class Percentiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latency:
-    """Latencies of operations at the source."""
-
-    open: Percentiles
-    read: Percentiles
-
-
-@dataclass(frozen=True, kw_only=True)
 class Contention:
     """How far, and for how long, the source fell below its own best."""
 
@@ -299,7 +291,8 @@ class Contention:
     verdict: Literal["periods", "none", "unknown"] | None = None
     """periods: slow periods were found. none: at no time was the mean over a second as low as in one. unknown: neither
     can be said. With several nodes it is about all together."""
-    latency_ms: Latency
+    latency_ms: dict[str, Percentiles]
+    """Latencies at the source, of each open and each read."""
 
     @property
     def shared(self) -> tuple[Period, ...]:

@@ -61,9 +61,10 @@ def _families(record: Record) -> Iterator[tuple[str, str, list[Sample]]]:
     yield "source_bytes_per_second", said, [(value, {"level": level}) for level, value in rates]
     yield "contention_seconds", "Time in which the source was slow.", [(figures.contended_s(source), {})]
     said = "Latency of opens and reads at the source."
-    latencies = {"open": source.latency_ms.open, "read": source.latency_ms.read}
     found = [
-        (kind, quantile, getattr(of, name)) for kind, of in latencies.items() for quantile, name in QUANTILES.items()
+        (kind, quantile, getattr(of, name))
+        for kind, of in source.latency_ms.items()
+        for quantile, name in QUANTILES.items()
     ]
     yield "source_latency_seconds", said, [
         (None if value is None else value / 1000, {"operation": kind, "quantile": quantile})

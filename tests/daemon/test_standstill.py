@@ -9,7 +9,8 @@ import pytest
 
 from hpcstage.daemon.reporting import Standstills
 from hpcstage.protocol import saves
-from hpcstage.record.parts.part import NodePart, StandstillPart
+from hpcstage.record.parts.checkpoints import StandstillPart
+from hpcstage.record.parts.part import NodePart
 
 PART = NodePart("here", "runtime", 0.0)
 

@@ -75,7 +75,7 @@ def test_figures_and_their_ratios() -> None:
     assert found["contention"].values[2] is None, "not known is not 0"
     assert "open at source, p50" not in found, "copies ask for many files at once: their latency is another"
     same = rows(case("whole"), case("whole"))["open at source, p50"]
-    assert same.values[0] == pytest.approx(case("whole").contention.latency_ms.open.p50)
+    assert same.values[0] == pytest.approx(case("whole").contention.latency_ms["open"].p50)
     assert "output files copied" not in found
 
 

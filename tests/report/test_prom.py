@@ -49,7 +49,7 @@ def test_the_values() -> None:
     assert found["bytes"][("origin", "local"),] == record.totals.local_bytes
     assert found["waited_seconds"][("on", "source"),] == record.time_split.wait_source_s
     assert found["source_latency_seconds"][("operation", "open"), ("quantile", "0.95")] == pytest.approx(
-        (record.contention.latency_ms.open.p95 or 0) / 1000
+        (record.contention.latency_ms["open"].p95 or 0) / 1000
     )
     assert found["opens"] == {(("to", "local"),): 19_600, (("to", "source"),): 400}
     assert found["contention_seconds"] == {(): pytest.approx(14.0)}

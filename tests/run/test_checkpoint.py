@@ -159,7 +159,7 @@ def test_what_the_command_completes_is_in_the_directory_and_the_next_run_goes_on
     report = hpcstage("report").stdout.decode()
     assert "Checkpoints" in report
     assert "which is in DIR" in report
-    assert part["stood_still_s"] is None, "a program that saves by itself is not measured"
+    assert part["standstill"] is None, "a program that saves by itself is not measured"
     assert re.search(r"stood still +not measured", report)
 
 
@@ -182,8 +182,8 @@ def test_the_report_says_how_long_training_stood_still(hpcstage: Hpcstage) -> No
     done = run(hpcstage, "--", *python_command(CHECKPOINTER))
     assert done.returncode == 0, done.stderr
     part = part_of(hpcstage)
-    assert part["stood_still_saves"] == 3
-    assert 3 * 0.05 <= part["stood_still_s"] <= float(done.stdout), "as the program's own clock says"
+    assert part["standstill"]["saves"] == 3
+    assert 3 * 0.05 <= part["standstill"]["seconds"] <= float(done.stdout), "as the program's own clock says"
     assert re.search(r"stood still +[0-9.]+ m?s in 3 saves", hpcstage("report").stdout.decode())
 
 

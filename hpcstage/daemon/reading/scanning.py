@@ -13,8 +13,9 @@ import shutil
 from array import array
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hpcstage.jsonform import read
 from hpcstage.node import page
 from hpcstage.plan.dataset.datasets import Datasets
 from hpcstage.plan.dataset.manifest import Manifest
@@ -51,9 +52,7 @@ class Scanned:
     @classmethod
     def from_bytes(cls, data: bytes) -> Scanned:
         """Parses what the helper returned."""
-        values: dict[str, Any] = json.loads(data)
-        problems = [Problem(**problem) for problem in values["problems"]]
-        return cls(**{**values, "problems": problems})
+        return read(cls, json.loads(data))
 
 
 @dataclass(frozen=True)

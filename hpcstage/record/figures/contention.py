@@ -31,7 +31,7 @@ from hpcstage.record.figures.counts import joined
 from hpcstage.record.figures.detect import Point
 from hpcstage.record.figures.digest import Digest
 from hpcstage.record.figures.track import CELL_S, LEAST_INTERVALS, Track, aligned
-from hpcstage.record.schema import Contention, Latency, Percentiles, Period
+from hpcstage.record.schema import Contention, Percentiles, Period
 
 MOST_LISTED = 64
 """At most this many periods of single nodes are listed, by the product of length and loss."""
@@ -221,10 +221,10 @@ def _own(names: Sequence[str], track: Track, ratios: Sequence[Row]) -> Iterator[
 # ---- latencies
 
 
-def _latency(nodes: Sequence[Digest]) -> Latency:
+def _latency(nodes: Sequence[Digest]) -> dict[str, Percentiles]:
     """Returns percentiles of opens and reads at the source, the copiers' and the program's together."""
     opens, reads = joined(node.hist_open for node in nodes), joined(node.hist_read for node in nodes)
-    return Latency(open=percentiles_ms(opens), read=percentiles_ms(reads))
+    return {"open": percentiles_ms(opens), "read": percentiles_ms(reads)}
 
 
 def percentile_ns(histogram: Mapping[int, int], percent: float) -> float | None:

@@ -59,11 +59,6 @@ class Digest:
     relative_pace: float | None = None
     """How fast the source was for the node as a share of how fast it was for the others at the same moment; median."""
 
-    @property
-    def index(self) -> int:
-        """Returns the node's index in the job."""
-        return self.part.node_index
-
 
 def digest_of(run: RunPart, node: NodePart, running: Life | None = None) -> Digest:
     """Computes all figures of a node that the record needs."""

@@ -62,11 +62,6 @@ class NodeTimes:
     said: Sequence[str] = ()
     """Sentences that say what was not measured."""
 
-    @property
-    def mean(self) -> Split:
-        """Returns the mean of all processes; a part that is unknown in one of them is unknown."""
-        return mean(self.splits)
-
 
 def times_of(run: RunPart, node: NodePart, wall_s: float) -> NodeTimes:
     """Measures the training processes where there are any, else the processes that read. `wall_s` is how long the

@@ -27,6 +27,15 @@ class GenerationRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StandstillPart:
+    """The saves by `hpcstage.torch` in the process in which training stood still for them longest."""
+
+    saves: Count
+    seconds: Seconds
+    """The time from the begin of a save until the training could go on, of all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointsPart:
     """The checkpoints of the command: what was saved, and how."""
 
@@ -39,11 +48,8 @@ class CheckpointsPart:
     saved_count: Count = 0
     saved: tuple[GenerationRow, ...] = ()
     """The last 100 states that were saved."""
-    stood_still_s: Seconds | None = None
-    """How long training stood still in saves of `hpcstage.torch`, in the process in which that was longest; null: not
-    measured, as no save came through it."""
-    stood_still_saves: Count | None = None
-    """The number of these saves."""
+    standstill: StandstillPart | None = None
+    """Null: not measured, as no save came through `hpcstage.torch`."""
     refused: tuple[str, ...] = ()
     """States that could not be restored or saved, or are less protected than was asked, and why."""
     lost: tuple[str, ...] = ()

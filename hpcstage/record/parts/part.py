@@ -18,6 +18,7 @@ from typing import Any
 from hpcstage.jsonform import Count, Seconds, read, written
 from hpcstage.problem import Problem
 from hpcstage.protocol import rundir
+from hpcstage.record.parts.checkpoints import StandstillPart
 from hpcstage.record.parts.rows import ProcessPart, Sample
 from hpcstage.writing import replace_copy, replace_text
 
@@ -87,15 +88,6 @@ class GroupPart:
     """The number of groups that the node was in."""
     why: str | None = None
     """The reason of the last end or absence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandstillPart:
-    """The saves of checkpoints by which one program of the node was held up, that of which that took longest."""
-
-    saves: Count
-    seconds: Seconds
-    """The time from the begin of a save until the training could go on, of all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,8 +191,7 @@ def _per_node(record: Record) -> Chart | None:
 
 def _latency(record: Record) -> list[Chart]:
     found = []
-    part = record.contention.latency_ms
-    for name, values in (("open", part.open), ("read", part.read)):
+    for name, values in record.contention.latency_ms.items():
         known = [(f"{label} {seconds(value / 1000)}", value) for label, value in _labelled(values) if value is not None]
         if known:
             drawn = charts.dots(known, 0.0, max(value for _, value in known), f"latency of {name}")

@@ -185,8 +185,7 @@ def source(record: Record) -> RenderableType:
     lines: list[RenderableType] = []
     if part.best_bytes_per_s is not None:
         lines.append(f"best {rate(part.best_bytes_per_s)}, typical {rate(part.typical_bytes_per_s)}")
-    latencies = (latency("open", part.latency_ms.open), latency("read", part.latency_ms.read))
-    if told := ", ".join(filter(None, latencies)):
+    if told := ", ".join(filter(None, (latency(*found) for found in part.latency_ms.items()))):
         lines.append(f"p50/p95/p99: {told}")
     if any(values):
         lines.append(grid("lwl", [("over time", Sparkline(values), rate(max(values)))]))
@@ -255,7 +254,7 @@ def checkpoints(record: Record) -> RenderableType:
     if part is None or drain is None:
         return Group()
     if drain.local_dir is None:
-        held_up = "" if part.stood_still_s is None else f"; training stood still {_stood_still(part)}"
+        held_up = "" if part.standstill is None else f"; training stood still {_stood_still(part)}"
         return section(f"Checkpoints: the command wrote to {drain.directory} itself ({drain.why}){held_up}")
     rows: list[tuple[str, RenderableType]] = []
     if part.restored:
@@ -281,9 +280,9 @@ def checkpoints(record: Record) -> RenderableType:
 
 def _stood_still(part: CheckpointsPart) -> str:
     """Says how long saves held training up."""
-    if part.stood_still_s is None or part.stood_still_saves is None:
+    if part.standstill is None:
         return "not measured: no save came through hpcstage.torch"
-    return f"{seconds(part.stood_still_s)} in {format_number(part.stood_still_saves, 'save')}"
+    return f"{seconds(part.standstill.seconds)} in {format_number(part.standstill.saves, 'save')}"
 
 
 _MOST_CHANGES_SHOWN = 12
