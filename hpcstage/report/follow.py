@@ -16,8 +16,7 @@ from hpcstage.protocol.shim import WorkProgress
 from hpcstage.record import files
 from hpcstage.record.compose import state_of
 from hpcstage.record.parts import alive
-from hpcstage.record.parts.roster import Presence
-from hpcstage.record.schema import NodeRow, Record, Severity
+from hpcstage.record.schema import Record, Severity
 from hpcstage.report import figures
 from hpcstage.report.progress import CopyPace
 from hpcstage.units import format_duration, format_number, format_rate, format_share
@@ -76,22 +75,15 @@ class Pace:
 def copied(record: Record) -> WorkProgress:
     """Returns how far the copying is, on all nodes together; without an end where nobody knows what will be copied: the
     files are not known yet, the stores have no room for all, or each node copies what its own program reads."""
-    sizes = [(one.files, one.size_bytes) for one in record.datasets]
     done = sum(one.staged_files for one in record.datasets), sum(one.staged_bytes for one in record.datasets)
-    nodes = [node for node in record.nodes if node.state not in (Presence.MISSING, Presence.DIED, Presence.SILENT)]
-    if not nodes or record.lost_nodes or any(None in size for size in sizes):
+    files, size, placement = record.files, record.size_bytes, record.group.placement if record.group else "replicate"
+    rooms = [node.budget_bytes for node in record.nodes]
+    if files is None or size is None or not rooms or None in rooms or record.lost_nodes:
         return WorkProgress(*done)
-    all_files, all_bytes = sum(files or 0 for files, _ in sizes), sum(size or 0 for _, size in sizes)
-    placement = record.group.placement if record.group else "replicate"
-    if placement == "replicate" and all(_room(node) >= all_bytes for node in nodes):
-        return WorkProgress(*done, all_files * len(nodes), all_bytes * len(nodes))
-    if placement == "partition" and sum(map(_room, nodes)) >= all_bytes:
-        return WorkProgress(*done, all_files, all_bytes)
-    return WorkProgress(*done)
-
-
-def _room(node: NodeRow) -> int:
-    return node.budget_bytes or 0
+    if placement not in ("replicate", "partition") or (record.room_bytes or 0) < size:
+        return WorkProgress(*done)
+    copies = 1 if record.is_divided else len(rooms)
+    return WorkProgress(*done, files * copies, size * copies)
 
 
 class Screen:
