@@ -76,7 +76,7 @@ def run_to_end(engine: Engine) -> EngineResult:
     queue = engine.queue
     engine.pump(started)
     while not queue.settled:
-        wait_s = queue.source.wake_after(time.monotonic())
+        wait_s = queue.wake_after(time.monotonic())
         readable, _, _ = select.select(engine.pool.fds(), [], [], 1.0 if wait_s is None else min(wait_s, 1.0))
         now = time.monotonic()
         for fd in readable:

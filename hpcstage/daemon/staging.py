@@ -208,7 +208,7 @@ class Staging(Phase):
             self._next_follow - now if self._follows(now) else None,
             None if deadline is None else deadline - now,
             self.peers.wake_after(now),
-            self.engine.queue.source.wake_after(now),
+            self.engine.queue.wake_after(now),
         )
         return max(0.0, min(wait_s for wait_s in waits if wait_s is not None))
 

@@ -196,7 +196,7 @@ class Node(CopyingNode):
 
     def reads_on(self) -> None:
         """A program has the file open at the source."""
-        self.queue.source.estimates.all_bytes_per_s = 1e6
+        self.queue.estimates.all_bytes_per_s = 1e6
         self.engine.queue.large.is_large = lambda _: True  # type: ignore[method-assign]  # smaller than real ones
         self.engine.queue.large.reads.opened(0, time.monotonic())
         self.engine.follow(time.monotonic())

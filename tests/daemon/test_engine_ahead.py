@@ -48,17 +48,17 @@ def _seen(estimates: Estimates, files_per_s: int, size_bytes: int = 10_000) -> N
 
 
 def test_a_fast_source_finds_work_ahead(engine):
-    _seen(engine.queue.source.estimates, 5000)
+    _seen(engine.queue.estimates, 5000)
     engine.pump(30.0)
     assert engine.pool.assigned == 2 * engine.pool.slots
 
 
 def test_a_slow_source_leaves_the_rest_to_the_order(engine):
-    _seen(engine.queue.source.estimates, 20)
+    _seen(engine.queue.estimates, 20)
     engine.pump(30.0)
     assert engine.pool.assigned == 2 * TRANSFERS + 2, "one ahead for each copier"
     engine.queue.sequences.push(array("I", [59, 58]))
-    assert engine.queue.source.next(2, 31.0) == [59, 58]
+    assert engine.queue.next(2, 31.0) == [59, 58]
 
 
 def test_few_go_on_beside_those_that_programs_wait_for(local_dir: Path, make_tree: Callable[..., Path]) -> None:
@@ -87,7 +87,7 @@ def test_copies_that_stand_aside_leave_small_files_their_turn(local_dir: Path, m
             file.truncate(20 << 20)
     with _made(local_dir, tree, Limits(PLENTY, programs_wait=True), Hooks()) as engine:
         queue = engine.queue
-        queue.source.estimates.all_bytes_per_s = 1e6
+        queue.estimates.all_bytes_per_s = 1e6
         large = [id_ for id_ in range(len(engine.manifest)) if queue.large.is_large(id_)]
         for now, id_ in enumerate(large, 30):
             for one in large:

@@ -62,12 +62,12 @@ class GroupQueueMachine(RuleBasedStateMachine):
 
     @rule()
     def link(self):
-        self.queue.from_peers.linked = True
+        self.queue.linked = True
 
     @rule()
     def unlink(self):
         before = {i for i in self.peer if i in self.requested}
-        self.queue.from_peers.unlink(self.requested.__contains__)
+        self.queue.unlink(self.requested.__contains__)
         self.peer.clear()
         assert len(self.queue.flights.asked) == 0
         for id_ in before:
@@ -77,7 +77,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(free=st.integers(0, 6))
     def hand_out(self, free):
         self.now += 1.0
-        chosen = self.queue.source.next(free, self.now)
+        chosen = self.queue.next(free, self.now)
         assert len(chosen) <= free
         assert len(set(chosen)) == len(chosen)
         for id_ in chosen:
@@ -91,9 +91,9 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def ask(self, files, blocks):
         self.now += 1.0
         asked_before = len(self.peer)
-        chosen = self.queue.from_peers.next(files, blocks * BLOCK_BYTES, self.now)
+        chosen = self.queue.next_from_peers(files, blocks * BLOCK_BYTES, self.now)
         assert len(chosen) <= files
-        if not self.queue.from_peers.linked:
+        if not self.queue.linked:
             assert chosen == []
         size = sum(self.queue.states.size(i) for i in chosen)
         assert size <= blocks * BLOCK_BYTES or (len(chosen) == 1 and not asked_before), "credits"
@@ -117,7 +117,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
             self.requested.add(id_)
             assert self.now < decision.deadline <= self.now + 4.0
             assert self.queue.states.of(id_) in (FileState.PROMOTED, FileState.FLYING)
-            if not self.queue.from_peers.linked:
+            if not self.queue.linked:
                 assert not self.queue.states.is_from_peer(id_) or id_ in self.peer
         else:
             assert decision.reason is Reason.FULL
@@ -126,7 +126,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def asked(self, data):
         id_ = data.draw(self.ids())
-        kind = self.queue.source.asked(id_)
+        kind = self.queue.asked_for(id_)
         place = self.queue.states.of(id_)
         if place is FileState.STORED:
             assert kind is AnswerKind.READY
@@ -150,7 +150,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     def missed(self, data, doubtful):
         id_ = data.draw(st.sampled_from(sorted(self.peer)))
         void = self.queue.states.of(id_) is FileState.VOID
-        self.queue.from_peers.missed(id_, requested=id_ in self.requested, doubtful=doubtful)
+        self.queue.missed(id_, requested=id_ in self.requested, doubtful=doubtful)
         self.peer.discard(id_)
         assert not self.queue.states.is_from_peer(id_), "a remote id that was refused becomes local"
         expected = {FileState.PROMOTED} if id_ in self.requested else {FileState.WAITING, FileState.REMOTE}
@@ -162,7 +162,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
         if id_ in self.peer:
             return
         before = self.queue.states.of(id_)
-        taken = self.queue.from_peers.came_late(id_, size)
+        taken = self.queue.came_late(id_, size)
         assert taken or before not in (FileState.WAITING, FileState.PROMOTED, FileState.STORED)
         assert not taken or self.queue.states.of(id_) is FileState.STORED
         self.check_dropped(id_)
@@ -179,7 +179,7 @@ class GroupQueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def requeue(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.source)))
-        self.queue.source.requeue(id_)
+        self.queue.requeue(id_)
         self.source.discard(id_)
 
     @rule(data=st.data())
@@ -206,16 +206,16 @@ class GroupQueueMachine(RuleBasedStateMachine):
         """Whatever happened, the rest comes to an end; what other nodes keep stays there."""
         for _ in range(300):
             self.now += 1000.0
-            self.source |= set(self.queue.source.next(4, self.now))
-            self.peer |= set(self.queue.from_peers.next(4, 1 << 40, self.now))
+            self.source |= set(self.queue.next(4, self.now))
+            self.peer |= set(self.queue.next_from_peers(4, 1 << 40, self.now))
             for id_ in sorted(self.source | self.peer):
                 self.queue.done(id_, self.queue.states.size(id_), self.now)
             self.source.clear()
             self.peer.clear()
             self.check_dropped()
-            if self.queue.settled or not self.queue.from_peers.linked:
+            if self.queue.settled or not self.queue.linked:
                 break
-        if self.queue.from_peers.linked:
+        if self.queue.linked:
             assert self.queue.settled
             assert all(self.queue.states.of(i) in FINAL | {FileState.REMOTE} for i in range(len(self.sizes)))
 

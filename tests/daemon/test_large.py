@@ -27,7 +27,7 @@ def queue(sizes: Sequence[int], read_of: Callable[[int], int] = lambda _: 0, sha
     q = Queue(array("Q", sizes), limits, read_of=read_of)
     if share is not None:
         q.divide(share)
-        q.from_peers.linked = True
+        q.linked = True
     return q
 
 
@@ -44,7 +44,7 @@ def of(reads: Reads) -> Callable[[int], FileReads]:
 
 def begin(q: Queue, now: float) -> list[int]:
     """Begins what may begin, as an engine does that has a row for each."""
-    found = q.source.next(9, now)
+    found = q.next(9, now)
     q.large.shown.update(found)
     return found
 
@@ -126,7 +126,7 @@ def test_transfers_of_what_nobody_reads_are_given_up_and_begin_again() -> None:
     assert q.request(0, 1.0).kind is AnswerKind.DIRECT
     looks(q, {0: NOTHING}, 1.0)
     assert q.large.given_up(of({0: NOTHING}), 1.0) == [1]
-    assert q.source.given_up(1, 1.0)
+    assert q.given_up(1, 1.0)
     q.large.hidden(1)
     assert begin(q, 1.0) == []
     assert q.large.uncopied == {0}, "no program reads the other one"
@@ -150,7 +150,7 @@ def test_a_copy_goes_on_while_what_was_read_allows_it_though_the_program_has_clo
 
 def test_what_follows_a_reader_goes_on_in_the_next_files_of_the_order() -> None:
     q = queue([LARGE, 20 * MB, 10, 20 * MB, 50 * MB, LARGE])
-    q.source.estimates.all_bytes_per_s = 1e6
+    q.estimates.all_bytes_per_s = 1e6
     looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
     assert begin(q, 1.0) == [0, 1, 2, 3, 4], "54 MB beyond the end"
     assert q.large.ahead == {1: 20 * MB, 3: 20 * MB, 4: 14 * MB}
@@ -175,7 +175,7 @@ def test_what_has_come_makes_room_for_the_next_ones_of_the_order() -> None:
 
 def test_what_is_refused_takes_nothing_of_what_follows_a_reader() -> None:
     q = Queue(array("Q", [LARGE, LARGE, 20 * MB]), Limits(Budget(LARGE + 30 * MB, 1 << 40)))
-    q.source.estimates.all_bytes_per_s = 1e6
+    q.estimates.all_bytes_per_s = 1e6
     looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
     assert begin(q, 1.0) == [0, 2]
     assert q.large.ahead == {2: 20 * MB}
@@ -184,7 +184,7 @@ def test_what_is_refused_takes_nothing_of_what_follows_a_reader() -> None:
 def test_a_question_of_another_node_takes_nothing_of_what_follows_a_reader() -> None:
     q = queue([LARGE] * 2)
     looks(q, {0: at(90 * MB, 90 * MB)}, 1.0)
-    assert not q.from_peers.is_deferred(1, 1.0)
+    assert not q.is_deferred(1, 1.0)
     assert q.large.ahead == {}
 
 
@@ -200,9 +200,9 @@ def test_what_has_no_row_is_not_copied_beside_programs() -> None:
     tries = 0
     for now in range(10):
         looks(q, {0: FOLLOWED}, now)
-        tries += len(q.source.next(9, now))
+        tries += len(q.next(9, now))
         assert q.large.given_up(of({0: FOLLOWED}), now) == ([0] if tries <= MOST_TRIES and q.flights.started else [])
-        q.source.given_up(0, now)
+        q.given_up(0, now)
     assert tries == MOST_TRIES
 
 
@@ -223,7 +223,7 @@ def test_what_is_not_large_is_copied_whatever_programs_read() -> None:
 
 def test_what_comes_in_stripes_and_is_not_large_comes_at_full_width() -> None:
     q = queue([LARGE, 20 * MB])
-    q.source.estimates.all_bytes_per_s = 100e6
+    q.estimates.all_bytes_per_s = 100e6
     looks(q, {0: BLOCK}, 1.0)
     assert begin(q, 1.0) == [0, 1]
     assert [q.large.priority(id_, 1.0) for id_ in (0, 1)] == [Priority.ASIDE, Priority.FULL]
@@ -236,14 +236,14 @@ def test_what_comes_in_stripes_and_is_not_large_comes_at_full_width() -> None:
 def test_no_other_large_file_is_copied_while_programs_of_other_nodes_alone_read_one() -> None:
     """What they lose by it is not known here. What is asked of other nodes goes on: they know."""
     q = queue([LARGE] * 4, share=NodeShare([0, 1, 2, 3]))
-    assert q.source.next(2, 0.0) == [0, 1]
+    assert q.next(2, 0.0) == [0, 1]
     q.large.read_elsewhere([0], 3, 0.1)
     q.large.look(of({}), 0.2)
     assert q.large.given_up(of({}), 0.3) == [0, 1]
     q.flights.asked[1] = False
     assert q.large.given_up(of({}), 0.3) == [0]
-    assert q.source.next(9, 0.3) == []
-    assert q.source.next(9, 0.2 + LET_GO_S) == [2, 3], "nobody told that it is still read"
+    assert q.next(9, 0.3) == []
+    assert q.next(9, 0.2 + LET_GO_S) == [2, 3], "nobody told that it is still read"
 
 
 def test_what_a_daemon_sees_of_programs_of_another_virtual_node_is_not_judged_by() -> None:
@@ -251,10 +251,10 @@ def test_what_a_daemon_sees_of_programs_of_another_virtual_node_is_not_judged_by
     q = together([LARGE] * 3, NodeShare([0, 1, 2]))
     q.large.read_elsewhere([0], 0, 0.0)
     looks(q, {0: FOLLOWED}, 2.0)
-    assert q.source.next(9, 2.0) == []
+    assert q.next(9, 2.0) == []
     q.large.reads.opened(0, 2.0)
     looks(q, {0: FOLLOWED}, 4.0)
-    assert q.source.next(9, 4.0) == [0]
+    assert q.next(9, 4.0) == [0]
 
 
 def together(sizes: Sequence[int], share: NodeShare | None = None, present: Sequence[int] = (0, 1, 4)) -> Queue:
@@ -274,7 +274,7 @@ def test_a_file_that_is_followed_all_nodes_bring() -> None:
     assert q.large.priority(2, 1.0) is Priority.ASIDE
     q.large.hidden(2)
     assert q.large.joint.nodes(2) == ()
-    assert q.source.given_up(2, 1.0)
+    assert q.given_up(2, 1.0)
     looks(q, {2: FOLLOWED}, 2.0)
     assert not q.large.joint.untold(), "once"
 
@@ -286,7 +286,7 @@ def test_a_copy_under_way_begins_anew_where_several_nodes_are_to_bring_it() -> N
     assert q.large.given_up(of({0: NOTHING}), 1.0) == []
     looks(q, {0: FOLLOWED}, 2.0)
     assert q.large.given_up(of({0: FOLLOWED}), 2.0) == [0]
-    assert q.source.given_up(0, 2.0)
+    assert q.given_up(0, 2.0)
     q.large.hidden(0)
     looks(q, {0: FOLLOWED}, 2.1)
     assert begin(q, 2.1) == [0]
@@ -298,7 +298,7 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
     q = together([10, 10, LARGE], NodeShare([0, 1]))
     q.large.read_elsewhere([2], 0, 0.0)
     q.large.together_with(2, (0, 1))
-    assert q.source.next(1, 0.0) == [2], "the next one, whatever is before it"
+    assert q.next(1, 0.0) == [2], "the next one, whatever is before it"
     assert q.large.priority(2, 0.0) is Priority.FOLLOWS, "what the others ask for"
     assert q.large.priority(2, LET_GO_S) is Priority.FULL
     assert q.large.given_up(of({}), 3.0) == []
@@ -310,25 +310,25 @@ def test_a_node_that_is_told_brings_its_share_though_its_program_reads_nothing()
 
 def test_a_node_that_is_told_while_it_copies_the_file_alone_joins_once_it_has_given_that_up() -> None:
     q = together([LARGE], NodeShare([0]), present=(0, 1))
-    assert q.source.next(1, 0.0) == [0]
+    assert q.next(1, 0.0) == [0]
     q.large.together_with(0, (0, 1))
     q.large.read_elsewhere([0], 0, 0.2)
     assert (q.large.joint.nodes(0), q.large.given_up(of({}), 0.2)) == ((), [0])
     q.large.hidden(0)
-    assert q.source.given_up(0, 0.3)
+    assert q.given_up(0, 0.3)
     assert q.large.joint.nodes(0) == (0, 1)
-    assert q.source.next(1, 0.3) == [0]
+    assert q.next(1, 0.3) == [0]
     assert q.large.given_up(of({}), 0.4) == []
 
 
 def test_a_node_that_is_told_while_it_asks_for_the_file_joins_once_that_is_deferred() -> None:
     q = together([LARGE], present=(0, 1))
-    assert q.from_peers.next(1, 2 * LARGE, 0.0) == [0]
+    assert q.next_from_peers(1, 2 * LARGE, 0.0) == [0]
     q.large.together_with(0, (0, 1))
     q.large.read_elsewhere([0], 0, 0.2)
-    q.from_peers.deferred_by_peer(0, 0.3)
+    q.deferred_by_peer(0, 0.3)
     assert q.large.joint.nodes(0) == (0, 1)
-    assert q.source.next(1, 0.3) == [0]
+    assert q.next(1, 0.3) == [0]
 
 
 def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it() -> None:
@@ -344,11 +344,11 @@ def test_a_file_that_is_read_in_any_order_is_brought_by_those_who_read_it() -> N
 
 def test_a_file_is_brought_alone_where_no_other_node_reads_it() -> None:
     q = together([LARGE, 10], NodeShare([1]))
-    assert q.source.next(9, 0.0) == [1]
+    assert q.next(9, 0.0) == [1]
     looks(q, {0: BLOCK}, 0.0)
     assert q.large.joint.nodes(0) == ()
     assert not q.large.joint.untold()
-    assert q.source.next(9, 1.0) == [0], "though another node was to read it"
+    assert q.next(9, 1.0) == [0], "though another node was to read it"
 
 
 @pytest.mark.parametrize("why", ["no group", "not one of them", "under way", "here", "small", "unknown"])
@@ -356,7 +356,7 @@ def test_who_takes_no_part(why: str) -> None:
     q = together([10 if why == "small" else LARGE], NodeShare([0]), present=() if why == "no group" else (0, 1))
     id_ = 7 if why == "unknown" else 0
     if why in ("under way", "here"):
-        assert q.source.next(9, 0.0) == [0]
+        assert q.next(9, 0.0) == [0]
     if why == "here":
         q.done(0, LARGE, 0.0)
     q.large.together_with(id_, (0, 4) if why == "not one of them" else (0, 1))
@@ -373,3 +373,10 @@ def test_a_single_state_is_final() -> None:
     looks(q, {0: FOLLOWED}, 1.0)
     assert begin(q, 1.0) == []
     assert q.states.of(0) is FileState.FAILED
+
+
+def test_a_copy_that_nobody_reads_may_be_given_up_as_often_as_need_be() -> None:
+    q = queue([LARGE])
+    for number in range(2 * MOST_TRIES):
+        assert q.next(1, number) == [0]
+        assert q.given_up(0, number)

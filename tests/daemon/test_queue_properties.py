@@ -50,7 +50,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(free=st.integers(0, 8))
     def hand_out(self, free):
-        chosen = self.queue.source.next(free, self.now)
+        chosen = self.queue.next(free, self.now)
         assert len(chosen) <= free
         assert not self.flying & set(chosen), "in flight twice"
         assert len(set(chosen)) == len(chosen)
@@ -103,14 +103,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.flying.discard(id_)
         assert self.queue.states.of(id_) in (FileState.FAILED, FileState.REFUSED, FileState.VOID)
         if no_space:
-            assert self.queue.source.next(5, self.now) == []
+            assert self.queue.next(5, self.now) == []
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
     def requeue(self, data):
         id_ = data.draw(st.sampled_from(sorted(self.flying)))
         void = self.queue.states.of(id_) is FileState.VOID
-        self.queue.source.requeue(id_)
+        self.queue.requeue(id_)
         self.flying.discard(id_)
         if not void:
             self.promoted.insert(0, id_)
@@ -151,7 +151,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Whatever happened, the rest comes to an end."""
         for _ in range(200):
             self.now += 1000.0
-            self.flying |= set(self.queue.source.next(4, self.now))
+            self.flying |= set(self.queue.next(4, self.now))
             for id_ in sorted(self.flying):
                 self.queue.done(id_, self.sizes[id_], self.now)
             self.flying.clear()

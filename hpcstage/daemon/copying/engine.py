@@ -133,7 +133,7 @@ class Engine:
         self.busy = Busy(now, limited_s=now - started)
         queue.large.most_beside = max(1, pool.transfers // 2)
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
-        self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.source.limits.programs_wait)
+        self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.limits.programs_wait)
 
     @property
     def progress(self) -> WorkProgress:
@@ -151,7 +151,7 @@ class Engine:
         """Fills the copiers."""
         hooks, free = self.hooks, self._may_begin()
         if free > 0 and not self.queue.states.closed and not self.is_paused:
-            for id_ in self.queue.source.next(free, now):
+            for id_ in self.queue.next(free, now):
                 hooks.given(id_)
                 self._show(id_, now)
                 self.pool.assign(id_, urgent=hooks.is_requested(id_))
@@ -196,11 +196,11 @@ class Engine:
 
     def _may_begin(self) -> int:
         """Returns how many transfers may begin: those that programs wait for, and no more besides than pay."""
-        source, beside = self.queue.source, self.width
+        queue, beside = self.queue, self.width
         most = self.pool.transfers + self._ahead() - self.pool.assigned
         if beside.is_whole:
             return most
-        requested = min(len(source.promoted.ids), self.queue.states.count(FileState.PROMOTED))
+        requested = min(len(queue.promoted.ids), queue.states.count(FileState.PROMOTED))
         return min(most, requested + max(0, beside.transfers - self._unrequested()))
 
     def _unrequested(self) -> int:
@@ -213,11 +213,11 @@ class Engine:
         pool = self.pool
         beyond = pool.slots if self._mean_bytes < SMALL_BYTES else len(pool.members)
         most = pool.slots + beyond - pool.transfers
-        return self.queue.source.estimates.ahead(self._mean_bytes, len(pool.members), most)
+        return self.queue.estimates.ahead(self._mean_bytes, len(pool.members), most)
 
     def advance(self, now: float) -> None:
         """Brings the integrals up to now."""
-        capped = self.queue.source.wake_after(now) is not None or self.width.is_searching
+        capped = self.queue.wake_after(now) is not None or self.width.is_searching
         flying = min(self.pool.assigned, self.pool.transfers)
         self.busy.advance(now, flying, min(self.width.transfers, self.pool.transfers), capped=capped)
 
@@ -241,7 +241,7 @@ class Engine:
         self.tombstones.settle(result.id)
 
     def _conclude(self, result: Result, now: float) -> None:
-        if result.status is Status.CANCELLED and self.queue.source.given_up(result.id, now):
+        if result.status is Status.CANCELLED and self.queue.given_up(result.id, now):
             if self.queue.large.is_large(result.id):  # a request for a small file goes on waiting
                 self.hooks.final(result.id)
             return
@@ -252,7 +252,7 @@ class Engine:
         elif self.queue.states.of(result.id) is FileState.VOID:
             self.queue.failed(result.id)
         elif result.status in {Status.CHANGED, Status.LOST} and self._again(result.id):
-            self.queue.source.requeue(result.id)
+            self.queue.requeue(result.id)
             return
         else:
             self._failed(result)

@@ -37,9 +37,9 @@ class Offers:
     def asked(self, message: exchange.Ask, now: float) -> None:
         """Takes the peer request of another node for files."""
         for id_ in message.ids:
-            if id_ >= self._files or self._queue.from_peers.is_deferred(id_, now):
+            if id_ >= self._files or self._queue.is_deferred(id_, now):
                 self._answer(id_, message.node)
-            elif self._queue.source.asked(id_) is AnswerKind.WAIT:
+            elif self._queue.asked_for(id_) is AnswerKind.WAIT:
                 self._add(id_, message.node)
             else:
                 self._answer(id_, message.node)
@@ -52,7 +52,7 @@ class Offers:
     def defer(self, now: float) -> None:
         """Answers the nodes that asked for large files that programs read at the source: they do not wait for them."""
         for id_ in list(self._askers):
-            if self._queue.from_peers.is_deferred(id_, now):
+            if self._queue.is_deferred(id_, now):
                 self.final(id_)
 
     def voided(self, ids: Container[int]) -> None:
@@ -64,7 +64,7 @@ class Offers:
     def refused(self) -> None:
         """Answers the nodes that asked for files that this node will not read, as it reads nothing more."""
         for id_ in list(self._askers):
-            if self._queue.source.asked(id_) is AnswerKind.DIRECT:
+            if self._queue.asked_for(id_) is AnswerKind.DIRECT:
                 self.final(id_)
 
     def take(self) -> Iterator[exchange.Offer]:
@@ -97,7 +97,7 @@ class Offers:
         state = self._queue.states.of(id_) if id_ < self._files else None
         if state in _WHY:
             return _WHY[state]
-        if state is not None and self._queue.from_peers.is_deferred(id_, time.monotonic()):
+        if state is not None and self._queue.is_deferred(id_, time.monotonic()):
             return Why.LATER
         # Another node reads it: the asking one, or one that it asks later, when it knows as much as this node.
         owns = state is not None and self._fetcher(id_) == node

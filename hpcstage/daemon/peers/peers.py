@@ -60,7 +60,7 @@ class Peers:
             share = NodeShare(share.own, routes.others(), routes.unplaced(), temporary)
         self._queue.divide(share)
         self._engine.copies.holdings.expect(share.own)
-        self._queue.source.turns = max(1, len(routes.members.present) - 1)
+        self._queue.turns = max(1, len(routes.members.present) - 1)
         self._know_others()
 
     def _know_others(self) -> None:
@@ -79,7 +79,7 @@ class Peers:
     def connect(self, send: Send) -> None:
         """Begins to ask other nodes."""
         self._send = send
-        self._queue.from_peers.linked = True
+        self._queue.linked = True
         self._know_others()
 
     def disconnect(self, now: float) -> None:
@@ -91,7 +91,7 @@ class Peers:
         self.offers.clear()
         for id_ in asked:
             self.received.take_if_here(id_, now)
-        self._queue.from_peers.unlink(self._is_requested)
+        self._queue.unlink(self._is_requested)
 
     def adopt(self) -> None:
         """Has this node read everything from the source, as there will be no other group."""
@@ -105,13 +105,13 @@ class Peers:
         if self._send is None or self.routes is None:
             return
         for id_ in self._asks.give_up(now):
-            self._queue.from_peers.missed(id_, requested=self._is_requested(id_), doubtful=True)
+            self._queue.missed(id_, requested=self._is_requested(id_), doubtful=True)
         self._look(now)
         asks = self._asks
         # requested files do not wait for those asked for ahead
-        requested = min(len(self._queue.from_peers.promoted.ids), MOST_REQUESTED)
+        requested = min(len(self._queue.peer_promoted.ids), MOST_REQUESTED)
         files, size_bytes = asks.free()
-        ids = self._queue.from_peers.next(
+        ids = self._queue.next_from_peers(
             max(files, requested), max(size_bytes, REQUESTED_BYTES if requested else 0), now
         )
         self._engine.sweep()
@@ -123,7 +123,7 @@ class Peers:
 
     def _look(self, now: float) -> None:
         """Finds the copies ahead of the program that it has read since, which makes space for more."""
-        if not self._queue.from_peers.is_stalled or now < self._next_look:
+        if not self._queue.is_stalled or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
         temporary = self._queue.budget.temporary
@@ -132,7 +132,7 @@ class Peers:
     def wake_after(self, now: float) -> float | None:
         """Returns the seconds until `pump` has work by the clock; None if it has none."""
         again = self._asks.wake_after(now)
-        if self._send is None or not self._queue.from_peers.is_stalled:
+        if self._send is None or not self._queue.is_stalled:
             return again
         look = max(0.0, self._next_look - now)
         return look if again is None else min(look, again)
@@ -142,9 +142,9 @@ class Peers:
         if owner == self.routes.node or not self._asks.trusts(owner, now):
             for id_ in ids:
                 if not self.routes.is_divided and not self._is_requested(id_):
-                    self._queue.from_peers.take_back(id_)
+                    self._queue.take_back(id_)
                     continue
-                self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
+                self._queue.missed(id_, requested=self._is_requested(id_))
             return
         for id_ in ids:
             self._asks.asked(id_, owner, self._engine.manifest.size(id_), now)
@@ -171,7 +171,7 @@ class Peers:
         if self._send is None or self.routes is None or not queue.states.is_from_peer(id_) or queue.large.is_large(id_):
             return
         for given_up in self._asks.late(self.routes.fetcher(id_), now):
-            self._queue.from_peers.missed(given_up, requested=self._is_requested(given_up), doubtful=True)
+            self._queue.missed(given_up, requested=self._is_requested(given_up), doubtful=True)
 
     def got(self, message: exchange.Got, now: float) -> None:
         """Takes in a copy that has come."""
@@ -195,7 +195,7 @@ class Peers:
                 self.received.deferred_by_peer(id_, now)
                 continue
             self.received.failed(id_)
-            self._queue.from_peers.missed(id_, requested=self._is_requested(id_))
+            self._queue.missed(id_, requested=self._is_requested(id_))
 
     def _read_by_others(self, message: exchange.Missed, now: float) -> list[int]:
         """Returns what other nodes read from the source, now that a node has left: they are asked instead of it."""

@@ -71,7 +71,7 @@ class Received:
         copies = self._engine.copies
         if self._queue.states.of(result.id) in (FileState.STORED, FileState.FLYING):
             return False
-        if self._queue.from_peers.came_late(result.id, result.size_bytes):
+        if self._queue.came_late(result.id, result.size_bytes):
             copies.add(result.id, result.size_bytes, stays=self._queue.states.keeps(result.id))
             return True
         copies.delete(result.id)
@@ -85,7 +85,7 @@ class Received:
     def deferred_by_peer(self, id_: int, now: float) -> None:
         """Defers a large file that no other node sends as long as a program reads it at the source."""
         self.failed(id_)
-        self._queue.from_peers.deferred_by_peer(id_, now)
+        self._queue.deferred_by_peer(id_, now)
         self._engine.hooks.final(id_)
 
     def sent(self, message: exchange.Sent) -> None:

@@ -19,10 +19,18 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 
-from hpcstage.daemon.queue.flights import Flights
 from hpcstage.daemon.queue.rates import Estimates
 from hpcstage.daemon.queue.sourcereads import LET_GO_S, SourceReads
-from hpcstage.daemon.queue.states import FINAL, LOOK_LIMIT, PEER_WAITS, READER, SOURCE_WAITS, FileState
+from hpcstage.daemon.queue.states import (
+    FINAL,
+    LOOK_LIMIT,
+    PEER_WAITS,
+    READER,
+    SOURCE_WAITS,
+    FileState,
+    Flights,
+    States,
+)
 from hpcstage.plan import rule
 from hpcstage.plan.blocks import LARGE_BYTES
 from hpcstage.plan.rule import FileReads
@@ -96,8 +104,17 @@ class JointCopies:
 class Large:
     """Knows which large files are copied now and which are deferred."""
 
-    def __init__(self, flights: Flights, estimates: Estimates, *, is_alone: bool) -> None:
-        """`is_alone`: no other node stages the same datasets."""
+    def __init__(
+        self,
+        states: States,
+        flights: Flights,
+        estimates: Estimates,
+        read_of: Callable[[int], int],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """`read_of` returns the bytes of an id that all transfers have read until now; `is_alone`: no other node stages
+        the same datasets."""
         self.joint = JointCopies()
         self.reads = SourceReads()
         self.deferred: set[int] = set()
@@ -120,9 +137,12 @@ class Large:
         self._queue: dict[int, None] = {}
         """The deferred files of all reasons, in that order."""
         self._flights = flights
-        self._states = flights.states
+        self._states = states
         self._estimates = estimates
+        self._read_of = read_of
         self._is_alone = is_alone
+        self._read_before: dict[int, int] = {}
+        """By id: what earlier transfers had read when the last one began."""
         self._joined_once: set[int] = set()
         self._anew: set[int] = set()
         """Ids in flight that several nodes are to bring, so that their transfers begin anew."""
@@ -144,7 +164,7 @@ class Large:
         flying = [id_ for id_ in self._copied_here() if self.is_large(id_)]
         self.reads.drop([id_ for id_ in self.reads.ids(now) if self._states.of(id_) is FileState.STORED])
         if not self.reads.are_here(now):
-            self._before = {id_: self._flights.copied(id_) for id_ in flying}
+            self._before = {id_: self._copied(id_) for id_ in flying}
             self.aside, self._here, self._followed, self.ahead, self._beyond_bytes = None, [], [], {}, 0
             return
         self._here = here = [id_ for id_ in self.reads.ids(now) if self.reads.is_here(id_, now) and self.is_large(id_)]
@@ -166,7 +186,7 @@ class Large:
 
     def _spent(self, id_: int) -> int:
         is_flying = self._states.of(id_) is FileState.FLYING
-        return self._flights.copied(id_) - self._before.get(id_, 0) if is_flying else 0
+        return self._copied(id_) - self._before.get(id_, 0) if is_flying else 0
 
     def _go_ahead(self, beyond_bytes: int) -> None:
         """Has so many bytes of the next files follow a reader. One that has begun stays until it is here, if only
@@ -243,11 +263,15 @@ class Large:
         return [id_ for id_ in found if not goes_on(id_)]
 
     def _is_nearly_done(self, id_: int) -> bool:
-        return self._flights.copied(id_) >= NEARLY_DONE * self._states.size(id_)
+        return self._copied(id_) >= NEARLY_DONE * self._states.size(id_)
 
     def _goes_on(self, of: Callable[[int], FileReads], now: float, id_: int) -> bool:
         is_needed = self.reads.is_here(id_, now) or id_ in self.ahead or of(id_).credit_bytes > self._spent(id_)
         return id_ in self.shown and id_ not in self._anew and is_needed
+
+    def _copied(self, id_: int) -> int:
+        """Returns the bytes of a file that its transfer has read."""
+        return max(0, self._read_of(id_) - self._read_before.get(id_, 0))
 
     def _copied_here(self) -> list[int]:
         """Returns the transfers in flight that this node reads at the source."""
@@ -315,7 +339,7 @@ class Large:
         little, and not while programs read others at the source."""
         if self.reads.are_here(now):
             return False
-        size, copied = self._states.size(id_), self._flights.copied(id_)
+        size, copied = self._states.size(id_), self._copied(id_)
         return self._is_nearly_done(id_) and (size - copied) * self._flights.took_s(id_, now) <= MOST_WAIT_S * copied
 
     # ---- what happened
@@ -355,7 +379,7 @@ class Large:
         if comes_ahead and self._beyond_bytes > 0 and self.reads.count(now):
             self.ahead[id_] = min(self._beyond_bytes, self._states.size(id_))
             self._beyond_bytes -= self.ahead[id_]
-        self._flights.measure(id_)
+        self._read_before[id_] = self._read_of(id_)
         self._before.pop(id_, None)
         self.deferred.discard(id_)
         self._tries[id_] += 1

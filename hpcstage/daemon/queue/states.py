@@ -1,4 +1,5 @@
-"""Knows the state of every id: how far its copy is, which node reads the file from the source, who keeps it. Pure.
+"""Knows the state of every id: how far its copy is, which node reads the file from the source, who keeps it; and the
+transfers in flight. Pure.
 
 Owns a byte for each id and the counts of its values, the sizes of the files, and why nothing more is admitted. An id
 that this node keeps ends in exactly one of STORED, FAILED, VOID and REFUSED, and its copy is never evicted; a temporary
@@ -219,6 +220,25 @@ class States:
         self._counts[cell] -= 1
         self._counts[cell & ~FROM_PEER] += 1
         self.cells[id_] = cell & ~FROM_PEER
+
+
+class Flights:
+    """The transfers in flight, from the source and from other nodes."""
+
+    def __init__(self, states: States) -> None:
+        self.started: dict[int, float] = {}
+        """By id: the time at which the transfer began."""
+        self.asked: dict[int, bool] = {}
+        """By id in flight that another node was asked for: whether a program waited for it then."""
+        self._states = states
+
+    def needed(self) -> list[int]:
+        """Returns the transfers whose copies are still of use."""
+        return [id_ for id_ in self.started if self._states.of(id_) is FileState.FLYING]
+
+    def took_s(self, id_: int, now: float) -> float:
+        """Returns the seconds since a transfer began."""
+        return now - self.started[id_]
 
 
 def _counted(cells: bytes) -> list[tuple[int, int]]:
