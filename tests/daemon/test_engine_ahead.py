@@ -12,8 +12,7 @@ import pytest
 
 from hpcstage.daemon.copying.engine import Engine, Hooks
 from hpcstage.daemon.queue.queue import Queue
-from hpcstage.daemon.queue.rates import AnswerKind, Estimates, Limits
-from hpcstage.daemon.queue.width import FIRST_TRANSFERS
+from hpcstage.daemon.queue.rates import FIRST_TRANSFERS, AnswerKind, Estimates, Limits
 from hpcstage.plan.dataset.datasets import resolve
 from hpcstage.plan.dataset.scan import scan
 from hpcstage.plan.types import Budget

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcstage.daemon.queue import width
-from hpcstage.daemon.queue.width import FIRST_TRANSFERS, LARGE_MEAN_BYTES, Width
+from hpcstage.daemon.queue.rates import FIRST_TRANSFERS, LARGE_MEAN_BYTES, Width
 
 MOST = 32
 PIECE_BYTES = 128 << 10
@@ -135,10 +134,10 @@ def test_where_something_else_limits_nothing_is_learnt() -> None:
 
 
 def test_only_small_files_for_which_programs_may_wait_are_deferred() -> None:
-    assert width.begin(MOST, 1e5, programs_wait=True).transfers == FIRST_TRANSFERS
-    assert width.begin(2, 1e5, programs_wait=True).is_whole
+    assert Width.begin(MOST, 1e5, programs_wait=True).transfers == FIRST_TRANSFERS
+    assert Width.begin(2, 1e5, programs_wait=True).is_whole
     for mean_bytes, programs_wait in ((1e5, False), (LARGE_MEAN_BYTES + 1, True)):
-        beside = width.begin(MOST, mean_bytes, programs_wait=programs_wait)
+        beside = Width.begin(MOST, mean_bytes, programs_wait=programs_wait)
         assert beside.is_whole
         assert not beside.is_searching
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcstage.daemon.copying.copies import StoredCopies, Tombstones
-from hpcstage.daemon.queue import width
 from hpcstage.daemon.queue.large import MOST_TRIES
 from hpcstage.daemon.queue.queue import Queue
+from hpcstage.daemon.queue.rates import Width
 from hpcstage.daemon.queue.states import FINAL, FileState
 from hpcstage.plan.dataset.manifest import Manifest
 from hpcstage.protocol.shim import Reason, WorkProgress
@@ -133,7 +133,7 @@ class Engine:
         self.busy = Busy(now, limited_s=now - started)
         queue.large.most_beside = max(1, pool.transfers // 2)
         self._mean_bytes = manifest.total_bytes / max(len(manifest), 1)
-        self.width = width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.limits.programs_wait)
+        self.width = Width.begin(pool.transfers, self._mean_bytes, programs_wait=queue.limits.programs_wait)
 
     @property
     def progress(self) -> WorkProgress:
