@@ -229,7 +229,7 @@ class Lane:
         sample |= {"lanes": self.lanes, **self._later(cell)}
         if mode is not None:
             found = record(run_dir)
-            notes = [problem["id"] for problem in found.get("problems", [])]
+            notes = [note["id"] for note in found["notes"]]
             sample |= {"mode_done": found["run"]["mode"], "notes": notes, "stderr": done.stderr[-2000:]}
         return sample
 
