@@ -45,6 +45,7 @@ first."""
 LONGEST_QUEUE_S = 1.0
 """The estimate of a wait counts at most this much of the time that the last answers took: answers that took long,
 maybe because a node was gone, do not end the asking."""
+_FLYING, _STORED = FileState.FLYING, FileState.STORED
 _REASONS = {FileState.FAILED: Reason.FAILED, FileState.VOID: Reason.VOID}
 
 
@@ -105,7 +106,7 @@ class Queue:
         node can be asked, this node reads what others would from the source."""
         states, temporary = self.states, self.budget.temporary
         state, closed = states.of(id_), states.closed
-        if state is FileState.STORED:
+        if state is _STORED:
             return Decision(AnswerKind.READY)
         if state in FINAL:
             is_refused = state is FileState.REFUSED
@@ -128,7 +129,7 @@ class Queue:
             if self._are_peers_sooner(id_, now):
                 self.large.reads.awaited(id_)
                 return self._wait(id_, self.peer_estimates.transfer_s(self.states.size(id_)), now)
-        elif self.states.of(id_) is FileState.FLYING and self.large.is_worth_waiting(id_, now):
+        elif self.states.of(id_) is _FLYING and self.large.is_worth_waiting(id_, now):
             return Decision(AnswerKind.WAIT, deadline=now + 2 * MOST_WAIT_S)
         self.large.reads.opened(id_, now)
         return Decision(AnswerKind.DIRECT, reason=Reason.LARGE)
@@ -151,7 +152,7 @@ class Queue:
         alone_s = self.estimates.transfer_s(size)
         if is_from_peer:
             alone_s += peers.transfer_s(size) - peers.file_s + min(peers.file_s, LONGEST_QUEUE_S)
-        if state is FileState.FLYING:
+        if state is _FLYING:
             return max(alone_s - self.flights.took_s(id_, now), alone_s / 8)
         ahead_bytes = 0 if is_from_peer else self.states.promoted_bytes / (2 if state is FileState.PROMOTED else 1)
         return alone_s + self.estimates.drain_s(ahead_bytes)
@@ -171,7 +172,7 @@ class Queue:
     def asked_for(self, id_: int) -> AnswerKind:
         """Returns what another node that asks for a file is told; WAIT: this node reads it from the source soon."""
         state = self.states.of(id_)
-        if state is FileState.STORED:
+        if state is _STORED:
             return AnswerKind.READY
         is_final = state in FINAL or state is FileState.REMOTE
         if self.states.closed or is_final or self.states.is_from_peer(id_):
@@ -240,7 +241,7 @@ class Queue:
         if not self.budget.reserve(id_):
             self.states.move(id_, FileState.REFUSED)
             return False
-        self.states.move(id_, FileState.FLYING)
+        self.states.move(id_, _FLYING)
         self.flights.started[id_] = now
         return True
 
@@ -314,12 +315,12 @@ class Queue:
         started = self._end(id_)
         state = self.states.of(id_)
         if started is None:
-            return state is FileState.STORED
+            return state is _STORED
         if is_requested is None:
             self.estimates.finished(size_bytes, now - started, now)
         elif is_requested:
             self.peer_estimates.finished(size_bytes, now - started, now)
-        if state is not FileState.FLYING:
+        if state is not _FLYING:
             return False
         self._take_in(id_, size_bytes)
         return True
@@ -332,7 +333,7 @@ class Queue:
         if state in (FileState.WAITING, FileState.PROMOTED) or (closed and state is FileState.REFUSED):
             self._take_in(id_, size_bytes)
             return True
-        return state is FileState.STORED
+        return state is _STORED
 
     def _end(self, id_: int) -> float | None:
         """Ends a transfer and gives its budget back. Returns when it began; None if it was not in flight. A file whose
@@ -348,7 +349,7 @@ class Queue:
         self.large.deferred.discard(id_)
         self.budget.stored(id_, size_bytes, ahead=id_ in self._ahead)
         self._ahead.discard(id_)
-        self.states.move(id_, FileState.STORED)
+        self.states.move(id_, _STORED)
         self.states.resize(id_, size_bytes)
 
     # ---- what did not come
@@ -358,19 +359,19 @@ class Queue:
         if no_space:
             self.is_disk_full = True
             self.states.close(Reason.FULL)
-        if self._end(id_) is not None and self.states.of(id_) is FileState.FLYING:
+        if self._end(id_) is not None and self.states.of(id_) is _FLYING:
             self.states.move(id_, FileState.REFUSED if no_space else FileState.FAILED)
 
     def requeue(self, id_: int) -> None:
         """Puts a transfer that was lost (its copier died) back, in front."""
-        if self._end(id_) is not None and self.states.of(id_) is FileState.FLYING:
+        if self._end(id_) is not None and self.states.of(id_) is _FLYING:
             self.states.move(id_, FileState.PROMOTED)
             self.promoted.ids.appendleft(id_)
 
     def given_up(self, id_: int, now: float) -> bool:
         """Takes back a transfer that was given up: it goes before the order again, or is deferred if it must not be
         copied now. Returns False if it was not in flight, or came to nothing."""
-        if self.states.of(id_) is not FileState.FLYING:
+        if self.states.of(id_) is not _FLYING:
             return False
         if not self.large.reads.has(id_, now):
             self.large.taken_back(id_)
@@ -411,7 +412,7 @@ class Queue:
             return False
         self._ahead.discard(id_)
         self._end(id_)
-        if self.states.of(id_) is FileState.FLYING:
+        if self.states.of(id_) is _FLYING:
             self.states.wait_again(id_)
         return True
 
@@ -420,7 +421,7 @@ class Queue:
         they are in flight, or their peer requests were given up."""
         coming = []
         for id_ in ids:
-            if self.states.of(id_) is FileState.STORED:
+            if self.states.of(id_) is _STORED:
                 self.budget.drop(id_)
             if self._may_come(id_):
                 coming.append(id_)
@@ -438,7 +439,7 @@ class Queue:
 
     def _may_come(self, id_: int) -> bool:
         is_doubtful = id_ in self._doubtful and id_ not in self.flights.started
-        return is_doubtful or self.states.of(id_) is FileState.FLYING
+        return is_doubtful or self.states.of(id_) is _FLYING
 
     # ---- dividing the files among nodes
 
