@@ -12,6 +12,7 @@ from conftest import below
 from daemon_process import same, start_daemon, wait_until  # noqa: F401
 from group_process import nodes, total  # noqa: F401
 
+from hpcstage.protocol.exchangespec import STANDS
 from hpcstage.protocol.shim import Answer, Reason, State
 
 
@@ -49,6 +50,7 @@ def test_exchanges_that_others_replace_close_no_store(nodes, make_tree):
     wait_until(lambda: copies(daemons[1], root) > 20)
     nodes.world()
     assert nodes.worlds[0].end() != 0
+    wait_until(lambda: STANDS in nodes.worlds[1].log_path.read_text())
     nodes.staged()
     parts = nodes.end()
     assert [part.group.generations for part in parts] == [2, 2]
