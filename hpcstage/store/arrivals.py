@@ -33,6 +33,7 @@ from hpcstage.store.arrivingrows import (
     share_of,
     stripes_at,
 )
+from hpcstage.store.mappedfile import put_u32
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Arrival:
         arrival._mapped, arrival._start, arrival.is_shown = mapped, stripes_at(row), True
         arrival.share = share_of(mapped, start)
         arrival._shown_at = SHOWN_OFFSET + 4 * row
-        U32.pack_into(mapped, arrival._shown_at, serial)
+        put_u32(mapped, arrival._shown_at, serial)
         return arrival
 
     @property
@@ -112,7 +113,7 @@ class Arrival:
     def hide(self) -> None:
         """Shows nothing of the file any more."""
         if self.is_shown:
-            U32.pack_into(self._mapped, self._shown_at, 0)
+            put_u32(self._mapped, self._shown_at, 0)
 
     def is_absent(self, stripe: int) -> bool:
         """Returns whether nobody has begun with a stripe."""

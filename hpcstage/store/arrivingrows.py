@@ -40,6 +40,7 @@ from hpcstage.protocol.arriving import (
     WISHED_OFFSET,
     StripeState,
 )
+from hpcstage.store.mappedfile import put_u32
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -150,7 +151,7 @@ class ShownRow:
     def wish(self, stripe: int) -> None:
         """Says that another node needs a stripe: of several the one that is said first."""
         if not self._has_wish:
-            U32.pack_into(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
+            put_u32(self._map, row_at(self._row) + WISHED_OFFSET, stripe + 1)
         self._has_wish = True
 
 

@@ -30,7 +30,8 @@ from hpcstage.protocol.arriving import (
     Priority,
 )
 from hpcstage.store import mappedfile
-from hpcstage.store.arrivingrows import MOST_COUNT, U32, U64, StripeShare, reads_of, row_at, stripes_at
+from hpcstage.store.arrivingrows import MOST_COUNT, U32, StripeShare, reads_of, row_at, stripes_at
+from hpcstage.store.mappedfile import put_u32, put_u64
 
 _HEADER = ARRIVING_HEADER.pack(ARRIVING_MAGIC, ARRIVING_ROWS, ROW_STRIPES)
 
@@ -88,8 +89,8 @@ class GrantedRows:
             return False
         self._idle.pop(id_, None)
         start = row_at(self._rows[id_])
-        U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
-        U32.pack_into(self._map, start + WISHED_OFFSET, 0)
+        put_u32(self._map, start + PRIORITY_OFFSET, priority)
+        put_u32(self._map, start + WISHED_OFFSET, 0)
         packed = bytes(SHARE.size) if share is None else share.pack()
         self._map[start + SHARE_OFFSET : start + SHARE_OFFSET + SHARE.size] = packed
         return True
@@ -112,13 +113,13 @@ class GrantedRows:
         """Says what of a file is copied from now on."""
         if id_ in self._rows:
             start = row_at(self._rows[id_])
-            U64.pack_into(self._map, start + AHEAD_OFFSET, ahead_bytes)
-            U32.pack_into(self._map, start + PRIORITY_OFFSET, priority)
+            put_u64(self._map, start + AHEAD_OFFSET, ahead_bytes)
+            put_u32(self._map, start + PRIORITY_OFFSET, priority)
 
     def set_faults(self, id_: int, size_bytes: int) -> None:
         """Says how much programs have read of a file in page faults."""
         if id_ in self._rows:
-            U64.pack_into(self._map, row_at(self._rows[id_]) + FAULTS_OFFSET, size_bytes)
+            put_u64(self._map, row_at(self._rows[id_]) + FAULTS_OFFSET, size_bytes)
 
     def withdraw(self, ids: Iterable[int]) -> None:
         """Takes the rows of these ids away: when this returns, no read of them is served that has not ended. The copier
@@ -148,7 +149,7 @@ class GrantedRows:
         self._idle.pop(id_, None)
 
     def _put(self, row: int, serial: int) -> None:
-        U32.pack_into(self._map, GRANTED_OFFSET + 4 * row, serial)
+        put_u32(self._map, GRANTED_OFFSET + 4 * row, serial)
 
     def reads(self, id_: int) -> FileReads:
         """Returns what programs have read of a file since it had its row."""

@@ -302,10 +302,9 @@ class LargeCopy:
             return None if self._is_exhausted else self._choice.take_elsewhere()
 
     def _asks_later(self, others: PeerStripes) -> bool:
-        """Returns whether there are stripes to be asked for that no reader needs now."""
+        """Returns whether there are stripes that are still to be asked for."""
         with self._lock:
-            is_over = self._is_exhausted or not others.has_room
-            return not is_over and self._choice.is_beside and self._choice.needs_others()
+            return not self._is_exhausted and others.has_room and self._choice.needs_others()
 
     def _take(self, worker: CopyWorker, stripe: int, data: memoryview) -> None:
         """Writes a stripe that came, and shows it."""

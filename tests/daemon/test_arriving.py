@@ -93,6 +93,22 @@ def test_a_row_is_another_files_only_when_its_copier_is_through(tmp_path: Path, 
     assert Row(tmp_path, 0).shown > Row(tmp_path, 1).shown, "no number is given twice"
 
 
+def test_no_word_is_seen_half_written(tmp_path: Path, file: Path) -> None:
+    daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
+    assert daemon.grant(3, priority=Priority.FOLLOWS)
+    arrival = copier.begin(*facts_of(file))
+    pid = os.fork()
+    if not pid:
+        for _ in range(100_000):
+            daemon.tell(3, Priority.ASIDE)
+            daemon.tell(3, Priority.FOLLOWS)
+        os._exit(0)
+    seen = set[Priority]()
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        seen.update(arrival.priority for _ in range(1000))
+    assert seen <= {Priority.ASIDE, Priority.FOLLOWS}
+
+
 def test_rows_of_complete_copies_make_way(tmp_path: Path, file: Path) -> None:
     daemon, copier = GrantedRows(tmp_path), Arrivals(tmp_path / wire.ARRIVING_FILE)
     for id_ in range(wire.ARRIVING_ROWS):

@@ -22,7 +22,7 @@ from group_nodes import Group
 from benchmarks.peernodes import MPIEXEC, Node, manifest_of, serve
 from hpcstage.exchange.files import stripeservice as service
 from hpcstage.plan.types import ManifestEntry
-from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES
+from hpcstage.protocol.arriving import ARRIVING_FILE, LEAST_STRIPE_BYTES, Priority
 from hpcstage.store.arrivals import Arrival, Arrivals, SourceFacts
 from hpcstage.store.arrivingrows import StripeShare
 from hpcstage.store.copyfile import CopyJob, CopyWorker, Status
@@ -263,10 +263,13 @@ def test_without_an_exchange_all_is_read_at_the_source(group, asks, monkeypatch:
 class Copier:
     """The copy of the file that node 0 brings with node 1, by two threads."""
 
-    def __init__(self, node: Node, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, node: Node, source: Path, monkeypatch: pytest.MonkeyPatch, priority: Priority = Priority.FULL
+    ) -> None:
         monkeypatch.chdir(node.path)
         source.write_bytes(DATA)
-        assert GrantedRows(node.path).grant(0, share=StripeShare(0, (0, 1)))
+        self.rows = GrantedRows(node.path)
+        assert self.rows.grant(0, priority=priority, share=StripeShare(0, (0, 1)))
         (node.path / "incoming").mkdir(exist_ok=True)
         self.source, self.copy, self.area = source, node.path / "copy", StatsArea(2)
         job = CopyJob(os.fsencode(source), b"incoming/0", b"copy")
@@ -305,6 +308,28 @@ def test_a_copier_reads_its_share_and_gets_the_rest(group, tmp_path: Path, monke
     assert copier.large.outcome.status is Status.OK
     assert copier.copy.read_bytes() == DATA
     assert copier.area.totals().bytes == SIZE - 10 * MB
+    assert copier.area.received == 10 * MB
+
+
+def test_a_program_that_ends_while_nothing_is_to_be_asked_for_ends_no_asking(
+    group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after the thread that asks has found that no reader needs a stripe, none stands in the way of all."""
+    one = group()
+    Copying(one.nodes[1]).bring(*range(1, 21, 2))
+    one.start().ready()
+    copier = Copier(one.nodes[0], tmp_path / "source", monkeypatch, Priority.FOLLOWS)
+    ask = LargeCopy._ask_for_more
+
+    def ask_and_end(large: LargeCopy, others: PeerStripes) -> bool:
+        asked = ask(large, others)
+        copier.rows.tell(0, Priority.FULL)
+        return asked
+
+    monkeypatch.setattr(LargeCopy, "_ask_for_more", ask_and_end)
+    copier.begin()
+    copier.until_ended()
+    assert copier.copy.read_bytes() == DATA
     assert copier.area.received == 10 * MB
 
 

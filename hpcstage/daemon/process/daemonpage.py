@@ -29,6 +29,7 @@ from hpcstage.protocol.shim import (
     VOIDED_OFFSET,
     State,
 )
+from hpcstage.store.mappedfile import put_u32, put_u64
 
 _PID_OFFSET = NEXT_NATIVE_OFFSET + 8
 _U32 = struct.Struct("<I")
@@ -95,7 +96,7 @@ class Page:
 
     def set_device(self, device: int) -> None:
         """Tells programs that all files of the datasets are on this device."""
-        _U64.pack_into(self._map, DEVICE_OFFSET, device)
+        put_u64(self._map, DEVICE_OFFSET, device)
 
     def set_unlinked(self) -> None:
         """Tells programs that no file of the datasets is a symbolic link or behind one."""
@@ -119,4 +120,4 @@ class Page:
         return int(_U32.unpack_from(self._map, offset)[0])
 
     def _put(self, offset: int, value: int) -> None:
-        _U32.pack_into(self._map, offset, value)
+        put_u32(self._map, offset, value)

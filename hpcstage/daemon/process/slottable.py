@@ -20,6 +20,7 @@ from hpcstage.protocol.shim import (
     SLOT_FREE,
     SLOTS,
 )
+from hpcstage.store.mappedfile import put_u32
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -46,7 +47,7 @@ class SlotTable:
         slot = self._get(NEXT_PYTHON_OFFSET)
         if slot >= SLOTS:
             return 0
-        _U32.pack_into(self._map, NEXT_PYTHON_OFFSET, slot + 1)
+        put_u32(self._map, NEXT_PYTHON_OFFSET, slot + 1)
         return slot
 
     def without(self) -> int:
